@@ -1,0 +1,153 @@
+"""The device protocol: what the engine asks of a machine that runs kernels (docs/architecture.md, section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from pie_core.eta.program import Program
+
+ParamValue = int | float | str | bool
+NONE = 0xFFFFFFFF  # an unused offset in step and lane tables
+PAGE_TOKENS = 16  # tokens in one KV page
+LANE_ALIGN = 256  # bytes; WebGPU's minimum alignment of a dynamic storage offset
+
+
+class DeviceError(Exception):
+    """A device refused or failed a request; the message names what, with numbers."""
+
+
+class DeviceLost(DeviceError):
+    """The device is gone; every buffer and kernel on it is invalid."""
+
+
+class DeviceOutOfMemory(DeviceError):
+    """An allocation did not fit."""
+
+
+class KernelError(DeviceError):
+    """A kernel spec is unknown, malformed or did not compile."""
+
+
+class LimitError(DeviceError):
+    """A size is over one of the device's limits."""
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What really runs. `software` is true for a rasteriser on the CPU (lavapipe, SwiftShader)."""
+
+    kind: Literal["cpu", "webgpu"]
+    name: str
+    description: str
+    software: bool = False
+    limits: Mapping[str, int] = field(default_factory=dict)
+
+
+class Buffer(Protocol):
+    """`size` bytes on the device, zeroed at creation."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def label(self) -> str: ...
+    def destroy(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class TemplateSpec:
+    """A kernel of `device/templates.py` with its parameters as sorted (name, value) pairs; use `template(...)`."""
+
+    name: str
+    params: tuple[tuple[str, ParamValue], ...] = ()
+
+    def param(self, name: str) -> ParamValue:
+        """The value of parameter `name`; KeyError when the spec has none."""
+        return dict(self.params)[name]
+
+
+@dataclass(frozen=True)
+class EpilogueSpec:
+    """An epilogue Program over read-out rows. Bindings: logits [R, vocab] f32, hidden [R, d] f32 (each only if the
+    program reads it), arena u32 (rw), lanes u32 (dynamic offset), results u32 (rw)."""
+
+    program: Program
+
+
+@dataclass(frozen=True)
+class MapSpec:
+    """A `map` Program applied to every row: element i of row t of input k is `in{k}[t*stride_k + offset_k + i]`, i < n,
+    all f32; the result goes to `out[t*n + i]`. Rows come from the step buffer (`rows`: "tokens" or "reads")."""
+
+    program: Program
+    n: int
+    inputs: tuple[tuple[int, int], ...]  # (stride, offset) in elements, one pair an input
+    rows: Literal["tokens", "reads"]
+    bucket: int  # most rows of one launch
+
+
+KernelSpec = TemplateSpec | EpilogueSpec | MapSpec
+
+
+class Kernel(Protocol):
+    """A compiled spec."""
+
+    @property
+    def spec(self) -> KernelSpec: ...
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel over its buffers, by the binding names of its spec."""
+
+    kernel: Kernel
+    bindings: Mapping[str, Buffer]
+
+
+class Plan(Protocol):
+    """A fixed list of launches."""
+
+    def run(self, *, lane_offset: int = 0, lanes: int = 0) -> None:
+        """Enqueue once. An epilogue plan needs `lanes` >= 1 and `lane_offset` in bytes (multiple of 256)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A matrix [rows, cols] (or vector, rows = 1) in device layout. `fmt` is the checkpoint's format: f32 f16 q4_1 q8_0.
+    `quants` holds the values; `scales` the per-block numbers of quantised formats."""
+
+    fmt: str
+    rows: int
+    cols: int
+    quants: Buffer
+    scales: Buffer | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return self.quants.size + (self.scales.size if self.scales else 0)
+
+
+class Device(Protocol):
+    """An ordered queue: write, copy and Plan.run take effect in call order; read sees everything enqueued before it."""
+
+    @property
+    def info(self) -> DeviceInfo: ...
+    @property
+    def token_buckets(self) -> Sequence[int]:
+        """Ascending row counts for which plans are built; the last is the most tokens of one step."""
+        ...
+
+    def create_buffer(self, size: int, label: str = "") -> Buffer: ...
+    def write(self, buffer: Buffer, offset: int, data: bytes | bytearray | memoryview) -> None: ...
+    def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, size: int) -> None: ...
+    async def read(self, buffer: Buffer, offset: int, size: int) -> bytes: ...
+    def compile(self, spec: KernelSpec) -> Kernel: ...
+    def compile_plan(self, launches: Sequence[Launch]) -> Plan: ...
+    def upload(self, fmt: str, rows: int, cols: int, chunks: Iterable[memoryview], label: str = "") -> Weight:
+        """Stream raw checkpoint blocks (row-major, whole rows, any chunking at row boundaries) into device layout."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,60 @@
+"""The catalogue of kernel templates: bindings and parameters of each, read by both devices and by their tests.
+
+All activations are f32, row-major, [rows, width]. `rows` is "tokens" or "reads": which count of the step header bounds
+the rows; `bucket` is the most rows of one launch (the grid on webgpu; the cpu device reads the true count).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pie_core.device.protocol import KernelError, ParamValue, TemplateSpec
+
+
+@dataclass(frozen=True)
+class TemplateInfo:
+    """`bindings`: (name, "r" | "rw") in binding order; `params`: parameter names; `doc`: what it computes."""
+
+    bindings: tuple[tuple[str, str], ...]
+    params: tuple[str, ...]
+    doc: str
+
+
+TEMPLATES: dict[str, TemplateInfo] = {
+    "embed": TemplateInfo(
+        (("step", "r"), ("arena", "r"), ("quants", "r"), ("scales", "r"), ("out", "rw")),
+        ("fmt", "vocab", "width", "bucket"),
+        "out[t] = dequantised row id(t) of [vocab, width]; id = arena[src] when src is set. An id >= vocab writes a NaN row (a fault found by the epilogue's status).",
+    ),
+    "rms_norm": TemplateInfo(
+        (("step", "r"), ("x", "r"), ("weight", "r"), ("out", "rw")),
+        ("width", "eps", "rows", "bucket"),
+        'out[t] = x[t] * rsqrt(mean(x[t]^2) + eps) * weight. rows="reads": row r reads x[step.read[r]] (the read-out gather).',
+    ),
+    "linear": TemplateInfo(
+        (("step", "r"), ("x", "r"), ("quants", "r"), ("scales", "r"), ("out", "rw")),
+        ("fmt", "m", "k", "add", "rows", "bucket"),
+        "out[t, m] = sum_k W[m, k] x[t, k]  (+ out[t, m] when add). fmt: f32 f16 q4_1 q8_0; for f32 and f16 bind quants as scales too. k % 32 == 0.",
+    ),
+    "rope_append": TemplateInfo(
+        (("step", "r"), ("qkv", "r"), ("freqs", "r"), ("q", "rw"), ("k_cache", "rw"), ("v_cache", "rw")),
+        ("heads", "kv_heads", "head_dim", "style", "bucket"),
+        "qkv[t] = [q | k | v]. Rotates q into `q` [T, heads*head_dim] and k into k_cache[slot], copies v into v_cache[slot]. "
+        "freqs[j] = inverse frequency of pair j (f32 [head_dim/2]). style: interleaved (pairs 2j, 2j+1) or half (j, j + head_dim/2). Angle = pos * freqs[j].",
+    ),
+    "attention": TemplateInfo(
+        (("step", "r"), ("q", "r"), ("k_cache", "r"), ("v_cache", "r"), ("out", "rw")),
+        ("heads", "kv_heads", "head_dim", "scale", "bucket"),
+        "out[t] = softmax(scale * q . K) V over the visible positions of the token's sequence, through its page table; grouped heads.",
+    ),
+}
+
+
+def template(name: str, **params: ParamValue) -> TemplateSpec:
+    """A checked spec. Raises KernelError for an unknown template, and for a missing or unknown parameter."""
+    info = TEMPLATES.get(name)
+    if info is None:
+        raise KernelError(f"unknown kernel template {name!r}; known: {', '.join(sorted(TEMPLATES))}")
+    if set(params) != set(info.params):
+        raise KernelError(f"template {name} takes parameters {sorted(info.params)}, got {sorted(params)}")
+    return TemplateSpec(name, tuple(sorted(params.items())))
