@@ -1,0 +1,83 @@
+"""Typed errors of the engine. Each message is one sentence with the numbers; `fields` repeats them for machines."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class EngineError(Exception):
+    """Base of everything the engine refuses or reports. `type_name` is what an inferlet sees as the error's type."""
+
+    type_name: ClassVar[str] = "EngineError"
+
+    def __init__(self, message: str, **fields: int | str | float) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields = fields
+
+    def __init_subclass__(cls) -> None:
+        cls.type_name = cls.__name__
+
+
+class InvalidPass(EngineError):
+    """A forward pass was malformed: a field, its value and the fix are in the message."""
+
+
+class InvalidState(EngineError):
+    """A handle was used in a state that does not allow it (closed, dropped, already used)."""
+
+
+class UnsupportedGeometry(EngineError):
+    """An attention geometry that this engine does not run."""
+
+
+class ContextLengthExceeded(EngineError):
+    """A pass would grow a sequence past the model's context."""
+
+
+class OutOfPages(EngineError):
+    """A pass needs more KV pages than can ever be free for it, or the pool is exhausted with nobody able to go on."""
+
+
+class ArenaFull(EngineError):
+    """The device memory for channel cells is used up."""
+
+
+class LimitExceeded(EngineError):
+    """A cap of the instance or of one step was passed."""
+
+
+class ChannelError(EngineError):
+    """A channel operation that its role, dtype or shape does not allow."""
+
+
+class ChannelFull(ChannelError):
+    """A host put into a ring without room."""
+
+
+class ChannelEmpty(ChannelError):
+    """A submit that needs a host-written cell which was not put, or a take that nothing can ever fill."""
+
+
+class PassSkipped(EngineError):
+    """The pass was cancelled whole because its pipeline had stopped."""
+
+
+class InstanceClosed(EngineError):
+    """The instance was closed before the result arrived."""
+
+
+class PassFault(EngineError):
+    """The device reported a fault in this pass (a NaN row, an id outside the vocabulary)."""
+
+
+class StepFailed(EngineError):
+    """The device failed the step that this pass ran in."""
+
+
+class EngineLost(EngineError):
+    """The device is gone; no pass can run on this engine any more."""
+
+
+class EngineStopped(EngineError):
+    """The engine was stopped."""

@@ -1,0 +1,96 @@
+"""The boundary below the engine: what a step is, and what must run it (docs/architecture.md, sections 4 and 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pie_core.eta.program import Program
+
+ROW_WORDS = 8  # u32 words of one token row of the step buffer
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerLimits:
+    """Sizes fixed when a model is loaded. The engine never builds a batch over one of them."""
+
+    max_tokens: int  # token rows of one step
+    max_reads: int  # read-out rows of one step
+    context: int  # positions of one sequence
+    pages: int  # KV pages of 16 tokens, numbered 0 .. pages-1
+    vocab: int
+    hidden: int
+    arena_words: int  # u32 words of the arena (channel cells)
+    results_words: int  # u32 words of the results region of one step
+    table_words: int  # page numbers of one step, all sequences together
+    lane_words: int  # lane-table words of one step, each group rounded up to LANE_ALIGN bytes
+
+
+@dataclass(slots=True)
+class EpilogueGroup:
+    """Passes of one batch that run the same kernel: one launch, one lane each.
+
+    A lane is the list of u32 words that `codegen.layout.lane_layout(program).pack(...)` returns.
+    """
+
+    program: Program
+    lanes: list[Sequence[int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """One step. `engine.step_buffer.pack_step` turns it into the words that kernels read.
+
+    rows: flat, 8 words a token in the step buffer's order: id, src, pos, slot, pages, window, sinks, 0. Here `pages` is an
+        index into `tables`; packing adds the offset at which the tables start.
+    tables: page numbers of every sequence of the step, one after another.
+    reads: token row of each read-out; a pass's read-outs are consecutive.
+    results_words: words of the results region that the lanes use, from 0 on.
+    """
+
+    rows: list[int] = field(default_factory=list)
+    tables: list[int] = field(default_factory=list)
+    n_seqs: int = 0
+    reads: list[int] = field(default_factory=list)
+    epilogues: list[EpilogueGroup] = field(default_factory=list)
+    results_words: int = 0
+
+    @property
+    def n_tokens(self) -> int:
+        """Token rows in the batch."""
+        return len(self.rows) // ROW_WORDS
+
+
+class StepHandle(Protocol):
+    """A step that was enqueued."""
+
+    async def results(self) -> bytes | bytearray | memoryview:
+        """The first `results_words` u32 words (little endian) of this step's results region, once the step has run.
+        Awaited at most once, also when `results_words` is 0. Raises DeviceError when the step did not run as asked."""
+        ...
+
+
+class Runner(Protocol):
+    """A loaded model on a device: an ordered queue. `submit`, `write_arena` and `copy_page` take effect in call order and
+    return at once; the engine keeps at most two steps in flight, so results regions are double buffered."""
+
+    @property
+    def limits(self) -> RunnerLimits: ...
+
+    def prepare(self, program: Program) -> None:
+        """Compile the epilogue kernel of `program` (cached by its hash). Raises DeviceError when it does not compile, so
+        that one program's fault rejects only the passes that use it."""
+        ...
+
+    def submit(self, batch: StepBatch) -> StepHandle:
+        """Enqueue one step. Raises DeviceError; then nothing of the batch may be relied on."""
+        ...
+
+    def write_arena(self, word: int, data: bytes | bytearray | memoryview) -> None:
+        """Write whole u32 words (little endian) at word offset `word` of the arena."""
+        ...
+
+    def copy_page(self, src: int, dst: int) -> None:
+        """Copy one KV page, K and V of every layer."""
+        ...
