@@ -1,0 +1,1 @@
+"""The built-in APIs: inferlets like any other, to be read, copied and changed."""

@@ -1,0 +1,74 @@
+"""What the HTTP layer asks of the engine behind it; `service.Service` is the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from aiohttp import web
+from pie_server.metrics import Metrics
+
+OnMessage = Callable[[Any], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far loading is: `done` of `total` (0 = unknown) in the unit of the stage (bytes, tensors, kernels)."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """The served model as the API shows it; `created` is in Unix seconds."""
+
+    name: str
+    created: int
+    architecture: str
+    context: int
+
+
+@dataclass(frozen=True)
+class Status:
+    """`ready`, `loading` with its progress, or `failed` with one sentence."""
+
+    state: Literal["loading", "ready", "failed"]
+    progress: Progress
+    error: str | None = None
+    device: Mapping[str, Any] | None = None
+
+
+class InferletError(Exception):
+    """An inferlet failed: the author's exception (`file` and `line` are theirs) or a limit of the sandbox or the engine."""
+
+    def __init__(self, kind: str, message: str, file: str | None = None, line: int | None = None, traceback: str = "") -> None:
+        super().__init__(message)
+        self.kind, self.message, self.file, self.line, self.traceback = kind, message, file, line, traceback
+
+    def __str__(self) -> str:
+        place = f" ({self.file}, line {self.line})" if self.file and self.line else ""
+        return f"{self.kind}: {self.message}{place}"
+
+
+class Backend(Protocol):
+    """One served model."""
+
+    @property
+    def status(self) -> Status: ...
+    @property
+    def card(self) -> ModelCard: ...
+    def stats(self) -> Mapping[str, float]:
+        """Counters (`*_total`) and gauges of the engine; empty while loading."""
+        ...
+
+    async def run(self, source: str, name: str, input: Mapping[str, Any], on_message: OnMessage | None = None) -> Any:
+        """Run an inferlet to its result. `on_message` gets what it sends, in order. Cancelling the task ends the inferlet and
+        frees what it held. Raises InferletError."""
+        ...
+
+
+BACKEND: web.AppKey[Backend] = web.AppKey("backend", object)  # type: ignore[arg-type]  # a protocol has no runtime class
+METRICS: web.AppKey[Metrics] = web.AppKey("metrics", Metrics)

@@ -1,0 +1,98 @@
+"""Runs an API inferlet behind an HTTP request: what it sends becomes server-sent events, its result the JSON answer.
+
+An API inferlet takes {"id", "created", "model", "request"} and returns {"body", "usage"} or {"status", "error"}.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+from pie_server.api.backend import BACKEND, METRICS, InferletError
+from pie_server.errors import ApiError
+from pie_server.logs import log, where
+from pie_server.middleware import LOG_FIELDS, REQUEST_ID
+
+_BAD_REQUEST_CODES = {"ContextLengthExceeded": "context_length_exceeded"}
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def as_api_error(error: InferletError) -> ApiError:
+    """The HTTP error of a failure that the inferlet did not answer itself."""
+    code = _BAD_REQUEST_CODES.get(error.kind)
+    if code is not None:
+        return ApiError(400, error.message, code=code, param="messages")
+    return ApiError(500, f"{error.kind}: {error.message}", code="inferlet_failed")
+
+
+class EventStream:
+    """Server-sent events; the response starts with the first one, so that errors before it can still have a status."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self.response: web.StreamResponse | None = None
+
+    async def send(self, text: str) -> None:
+        """One `data:` event."""
+        if self.response is None:
+            headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+            response = web.StreamResponse(headers=headers)
+            await response.prepare(self._request)
+            self.response = response
+        await self.response.write(f"data: {text}\n\n".encode())
+
+    async def send_json(self, value: Any) -> None:
+        """One event holding JSON on one line."""
+        await self.send(_dumps(value))
+
+
+def _answer_error(result: Any) -> ApiError | None:
+    if not isinstance(result, dict):
+        return ApiError(500, "the API inferlet returned no answer", code="inferlet_failed")
+    if "error" in result:
+        return ApiError.from_body(int(result.get("status", 500)), result["error"])
+    return None
+
+
+async def run_api(request: web.Request, source: str, name: str, payload: Mapping[str, Any], *, stream: bool) -> web.StreamResponse:
+    """Answer `request` by running the inferlet. Raises ApiError while nothing has been sent; later errors become an event."""
+    backend = request.app[BACKEND]
+    events = EventStream(request)
+    failure: ApiError | None
+    result: Any = None
+    try:
+        result = await backend.run(source, name, payload, events.send_json if stream else None)
+        failure = _answer_error(result)
+    except InferletError as error:
+        failure = as_api_error(error)
+        log("inferlet_failed", logging.WARNING, id=request[REQUEST_ID], inferlet=name, type=error.kind, line=error.line)
+    except ConnectionResetError:
+        raise
+    except Exception as error:  # once bytes are out no status can tell of a fault, so the stream itself must
+        if events.response is None:
+            raise
+        log("request_fault", logging.ERROR, id=request[REQUEST_ID], error=where(error))
+        failure = ApiError(500, "the server hit an internal error; its log names the place", code="internal_error")
+    if failure is not None:
+        request[LOG_FIELDS]["error"] = failure.code or failure.kind
+        if events.response is None:
+            raise failure
+        await events.send_json(failure.body())
+        await events.response.write_eof()
+        return events.response
+    usage = result.get("usage")
+    if isinstance(usage, dict):
+        request.app[METRICS].usage(usage)
+        request[LOG_FIELDS].update({key: usage[key] for key in ("prompt_tokens", "completion_tokens") if key in usage})
+    if not stream:
+        return web.json_response(result["body"], dumps=_dumps)
+    await events.send("[DONE]")
+    assert events.response is not None  # send() set it
+    await events.response.write_eof()
+    return events.response

@@ -1,0 +1,229 @@
+"""Validates the body of POST /v1/chat/completions: a plain request for the inferlet, or a 400 naming the field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pie_server.errors import ApiError
+
+T = TypeVar("T")
+
+MAX_N = 8
+MAX_STOPS = 4
+MAX_STOP_CHARS = 1_000
+MAX_MESSAGES = 4_096
+ROLES = ("system", "developer", "user", "assistant")
+
+# Accepted and without effect here: they concern accounts, billing or storage at the API's origin.
+_IGNORED = {
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls",
+}  # fmt: skip
+# Known parameters that are not supported yet, each with the values that ask for nothing.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "top_p": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "verbosity": (),
+    "web_search_options": (),
+}
+_MESSAGE_FIELDS = {"role", "content", "name"}
+# What clients echo from an earlier answer of the server; only the empty forms are accepted.
+_MESSAGE_ECHOES = {"tool_calls", "function_call", "refusal", "audio", "annotations", "tool_call_id"}
+
+
+def _bad(param: str, message: str, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def show(value: Any) -> str:
+    """`value` for an error message: its repr, cut at 60 characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # an int of more digits than Python prints
+        text = "a number too long to print"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _plain(value: Any, wanted: Any) -> bool:
+    """Equal, and equal in kind: JSON's false is not 0."""
+    return isinstance(value, bool) == isinstance(wanted, bool) and bool(value == wanted)
+
+
+def _text(value: Any, param: str) -> str:
+    if not isinstance(value, str):
+        raise _bad(param, f"{param} must be a string, got {show(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as err:
+        raise _bad(
+            param, f"{param} holds a lone surrogate (U+{ord(value[err.start]):04X}) at character {err.start}; send valid Unicode"
+        ) from err
+    return value
+
+
+def _integer(value: Any, param: str, low: int, high: int) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _bad(param, f"{param} must be an integer from {low} to {high}, got {show(value)}")
+    if not low <= value <= high:
+        raise _bad(param, f"{param} must be from {low} to {high}, got {show(value)}")
+    return value
+
+
+def _number(value: Any, param: str, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _bad(param, f"{param} must be a number from {low:g} to {high:g}, got {show(value)}")
+    if not low <= value <= high or (isinstance(value, float) and not math.isfinite(value)):
+        raise _bad(param, f"{param} must be from {low:g} to {high:g}, got {show(value)}")
+    return float(value)
+
+
+def _boolean(value: Any, param: str) -> bool:
+    if not isinstance(value, bool):
+        raise _bad(param, f"{param} must be true or false, got {show(value)}")
+    return value
+
+
+def _optional(body: Mapping[str, Any], name: str, read: Callable[[Any, str], T], default: T) -> T:
+    value = body.get(name)
+    return default if value is None else read(value, name)
+
+
+def _content(value: Any, param: str) -> str:
+    if isinstance(value, str):
+        return _text(value, param)
+    if not isinstance(value, list):
+        raise _bad(param, f"{param} must be a string or a list of text parts, got {show(value)}")
+    if not value:
+        raise _bad(param, f"{param} is an empty list; give at least one text part")
+    texts = []
+    for i, part in enumerate(value):
+        where = f"{param}[{i}]"
+        if not isinstance(part, dict):
+            raise _bad(where, f'{where} must be an object like {{"type": "text", "text": "..."}}, got {show(part)}')
+        if part.get("type") != "text":
+            raise _bad(
+                f"{where}.type", f"{where}.type is {show(part.get('type'))}; only 'text' parts are supported yet", "unsupported_value"
+            )
+        texts.append(_text(part.get("text"), f"{where}.text"))
+    return "".join(texts)
+
+
+def _message(value: Any, where: str) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise _bad(where, f"{where} must be an object with role and content, got {show(value)}")
+    role = value.get("role")
+    if role is None:
+        raise _bad(f"{where}.role", f"{where}.role is missing; use one of {', '.join(ROLES)}")
+    if role in ("tool", "function"):
+        raise _bad(f"{where}.role", f"{where}.role is {role!r}; tools are not supported yet", "unsupported_value")
+    if role not in ROLES:
+        raise _bad(f"{where}.role", f"{where}.role must be one of {', '.join(ROLES)}, got {show(role)}")
+    for name in value:
+        if name in _MESSAGE_ECHOES and value[name] in (None, []):
+            continue
+        if name not in _MESSAGE_FIELDS:
+            known = "is not supported yet" if name in _MESSAGE_ECHOES else "is not a field of a message"
+            raise _bad(f"{where}.{show(name)[1:-1]}", f"{where}.{show(name)[1:-1]} {known}", "unsupported_parameter")
+    if value.get("name") is not None:
+        _text(value["name"], f"{where}.name")
+    if value.get("content") is None:
+        raise _bad(f"{where}.content", f"{where}.content is missing; give a string or a list of text parts")
+    return {"role": "system" if role == "developer" else role, "content": _content(value["content"], f"{where}.content")}
+
+
+def _messages(value: Any) -> list[dict[str, str]]:
+    if value is None:
+        raise _bad("messages", "messages is missing; give a list with at least one message")
+    if not isinstance(value, list):
+        raise _bad("messages", f"messages must be a list, got {show(value)}")
+    if not value:
+        raise _bad("messages", "messages is empty; give at least one message")
+    if len(value) > MAX_MESSAGES:
+        raise _bad("messages", f"messages holds {len(value)} messages, over the limit of {MAX_MESSAGES}")
+    return [_message(item, f"messages[{i}]") for i, item in enumerate(value)]
+
+
+def _stop(value: Any, param: str) -> list[str]:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list):
+        raise _bad(param, f"stop must be a string or a list of up to {MAX_STOPS} strings, got {show(value)}")
+    if len(stops) > MAX_STOPS:
+        raise _bad(param, f"stop holds {len(stops)} strings, over the limit of {MAX_STOPS}")
+    for i, stop in enumerate(stops):
+        where = param if isinstance(value, str) else f"{param}[{i}]"
+        _text(stop, where)
+        if not 1 <= len(stop) <= MAX_STOP_CHARS:
+            raise _bad(where, f"{where} must have 1 to {MAX_STOP_CHARS} characters, got {len(stop)}")
+    return stops
+
+
+def _stream_options(value: Any, stream: bool) -> bool:
+    if value is None:
+        return False
+    if not isinstance(value, dict):
+        raise _bad("stream_options", f"stream_options must be an object, got {show(value)}")
+    if not stream:
+        raise _bad("stream_options", "stream_options is only allowed when stream is true")
+    for name in value:
+        if name not in ("include_usage", "include_obfuscation"):
+            raise _bad("stream_options", f"stream_options has no field {show(name)}", "unknown_parameter")
+    if _optional(value, "include_obfuscation", lambda v, _: _boolean(v, "stream_options.include_obfuscation"), False):
+        raise _bad("stream_options.include_obfuscation", "stream_options.include_obfuscation is not supported yet", "unsupported_parameter")
+    return _optional(value, "include_usage", lambda v, _: _boolean(v, "stream_options.include_usage"), False)
+
+
+_READ = {
+    "messages", "model", "temperature", "seed", "max_tokens", "max_completion_tokens", "stop", "n", "stream", "stream_options",
+}  # fmt: skip
+
+
+def _check_names(body: Mapping[str, Any]) -> None:
+    for name, value in body.items():
+        if name in _READ or name in _IGNORED:
+            continue
+        if name not in _UNSUPPORTED:
+            shown = show(name)[1:-1]
+            raise _bad(shown, f"unknown parameter {shown!r}", "unknown_parameter")
+        if value is not None and not any(_plain(value, fine) for fine in _UNSUPPORTED[name]):
+            raise _bad(name, f"{name} = {show(value)} is not supported yet; leave it out", "unsupported_parameter")
+
+
+def parse_chat_request(body: Any) -> dict[str, Any]:
+    """The checked request as the inferlet takes it: messages [{role, content}] with plain string contents, model (str or
+    None), temperature (float, 0 is greedy), seed (int or None), max_tokens (int or None), stop ([str]), n, stream, include_usage.
+    Raises ApiError 400 naming the field."""
+    if not isinstance(body, dict):
+        raise ApiError(400, f"the request body must be a JSON object, got {show(body)}")
+    _check_names(body)
+    stream = _optional(body, "stream", _boolean, False)
+    limit = None
+    for name in ("max_tokens", "max_completion_tokens"):  # the newer name wins when both are given
+        limit = _optional(body, name, lambda v, p: _integer(v, p, 1, 2**31 - 1), limit)
+    model = body.get("model")
+    return {
+        "messages": _messages(body.get("messages")),
+        "model": None if model is None else _text(model, "model"),
+        "temperature": _optional(body, "temperature", lambda v, p: _number(v, p, 0.0, 2.0), 1.0),
+        "seed": _optional(body, "seed", lambda v, p: _integer(v, p, -(2**63), 2**64 - 1), None),
+        "max_tokens": limit,
+        "stop": _optional(body, "stop", _stop, list[str]()),
+        "n": _optional(body, "n", lambda v, p: _integer(v, p, 1, MAX_N), 1),
+        "stream": stream,
+        "include_usage": _stream_options(body.get("stream_options"), stream),
+    }

@@ -1,0 +1,50 @@
+"""Settings of the server: defaults, then PIE_* environment variables, then command line flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pie_server.errors import UserError
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+DeviceName = Literal["auto", "cpu", "webgpu"]
+
+
+class Settings(BaseSettings):
+    """Every field can be set as PIE_<FIELD> in the environment. Lists are comma separated there."""
+
+    model_config = SettingsConfigDict(env_prefix="PIE_", extra="ignore")
+
+    host: str = "127.0.0.1"
+    port: int = Field(8080, ge=0, le=65535)
+    model: str | None = Field(None, description="name or path of a checkpoint; None is the store's default model")
+    device: DeviceName = "auto"
+    poem: Path | None = Field(None, description="a model file that replaces the built-in one of this architecture")
+    kv_pool_mb: int = Field(512, ge=1, le=1 << 20, description="MB (2^20 bytes) of KV cache on the device")
+
+    max_body_mb: float = Field(8.0, gt=0, le=1024, description="largest request body in MB (2^20 bytes)")
+    max_concurrent: int = Field(64, ge=1, le=4096, description="inference requests at one time; more get 429")
+    retry_after_s: int = Field(1, ge=1, le=3600, description="seconds told to clients that come too early or too many")
+    shutdown_s: float = Field(5.0, ge=0, le=600, description="seconds that running requests get to finish after SIGTERM")
+    cors_origins: Annotated[list[str], NoDecode] = Field(default_factory=list, description='origins of web pages that may call; "*" is any')
+    log_format: Literal["json", "text"] = "text"
+
+    @field_validator("cors_origins", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def load_settings(**flags: Any) -> Settings:
+    """Settings with `flags` over the environment; a flag that is None was not given. Raises UserError naming the field and value."""
+    try:
+        return Settings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as err:
+        first = err.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        message = (
+            f"setting {field} (flag --{field.replace('_', '-')}, environment PIE_{field.upper()}) is {first.get('input')!r}: {first['msg']}"
+        )
+        raise UserError(message) from err

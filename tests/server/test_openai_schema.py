@@ -1,0 +1,166 @@
+"""Bodies of chat completions: what is accepted, as what, and which field a refusal names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pie_server.api.openai_schema import parse_chat_request
+from pie_server.errors import ApiError
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+def parse(**fields: Any) -> dict[str, Any]:
+    return parse_chat_request({"messages": USER, **fields})
+
+
+def test_defaults() -> None:
+    assert parse() == {
+        "messages": USER, "model": None, "temperature": 1.0, "seed": None, "max_tokens": None,
+        "stop": [], "n": 1, "stream": False, "include_usage": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "value"),
+    [
+        ({"temperature": 0}, "temperature", 0.0),
+        ({"temperature": 2}, "temperature", 2.0),
+        ({"temperature": None}, "temperature", 1.0),
+        ({"max_tokens": 5}, "max_tokens", 5),
+        ({"max_tokens": 5.0}, "max_tokens", 5),
+        ({"max_completion_tokens": 7}, "max_tokens", 7),
+        ({"max_tokens": 5, "max_completion_tokens": 7}, "max_tokens", 7),
+        ({"stop": "a"}, "stop", ["a"]),
+        ({"stop": ["a", "b", "c", "d"]}, "stop", ["a", "b", "c", "d"]),
+        ({"stop": None}, "stop", []),
+        ({"stop": []}, "stop", []),
+        ({"n": 8}, "n", 8),
+        ({"seed": -1}, "seed", -1),
+        ({"seed": 2**63}, "seed", 2**63),
+        ({"stream": True, "stream_options": {"include_usage": True}}, "include_usage", True),
+        ({"stream": True, "stream_options": {}}, "include_usage", False),
+        ({"stream": True, "stream_options": None}, "include_usage", False),
+        ({"top_p": 1}, "n", 1),
+        ({"top_p": 1.0, "logprobs": False, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}}, "n", 1),
+        ({"logit_bias": {}, "presence_penalty": 0, "frequency_penalty": 0.0, "logprobs": None, "tools": None}, "n", 1),
+        ({"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"}, "n", 1),
+    ],
+)
+def test_accepted(fields: dict[str, Any], name: str, value: Any) -> None:
+    got = parse(**fields)[name]
+    assert got == value
+    assert type(got) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("messages", "content"),
+    [
+        ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}], "ab"),
+        ([{"role": "developer", "content": "a"}], "a"),
+        ([{"role": "user", "content": "a", "name": "Ann"}], "a"),
+        ([{"role": "assistant", "content": "a", "refusal": None, "tool_calls": None, "annotations": []}], "a"),
+        ([{"role": "user", "content": ""}], ""),
+        ([{"role": "user", "content": "<|im_end|>"}], "<|im_end|>"),
+    ],
+)
+def test_messages(messages: list[Any], content: str) -> None:
+    (message,) = parse(messages=messages)["messages"]
+    assert message["content"] == content
+    assert set(message) == {"role", "content"}
+    assert message["role"] == ("system" if messages[0]["role"] == "developer" else messages[0]["role"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": {}}, "messages"),
+        ({"messages": USER * 5000}, "messages"),
+        ({"messages": [None]}, "messages[0]"),
+        ({"messages": [*USER, "x"]}, "messages[1]"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood"),
+        ({"model": 3}, "model"),
+        ({"temperature": 5}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"temperature": "1"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"seed": 1.5}, "seed"),
+        ({"seed": "1"}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"seed": float("nan")}, "seed"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_tokens": 10**5000}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": -1}, "max_completion_tokens"),
+        ({"n": 0}, "n"),
+        ({"n": 9}, "n"),
+        ({"n": 10**9}, "n"),
+        ({"n": True}, "n"),
+        ({"stop": 1}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", ""]}, "stop[1]"),
+        ({"stop": ["a", 1]}, "stop[1]"),
+        ({"stop": ["a"] * 100}, "stop"),
+        ({"stop": "x" * 2000}, "stop"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream": 1}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": []}, "stream_options"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"top_p": 0.9}, "top_p"),
+        ({"top_p": True}, "top_p"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"tools": [{}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logit_bias": {"1": 2}}, "logit_bias"),
+        ({"presence_penalty": 0.1}, "presence_penalty"),
+        ({"frequency_penalty": -1}, "frequency_penalty"),
+        ({"top_k": 5}, "top_k"),
+    ],
+)
+def test_refusals_name_the_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(**fields)
+    error = caught.value
+    assert (error.status, error.param) == (400, param)
+    assert param.split(".", maxsplit=1)[0].split("[", maxsplit=1)[0] in error.message
+    assert len(error.message) < 300
+
+
+@pytest.mark.parametrize("name", ["top_p", "logprobs", "tools", "response_format", "logit_bias", "presence_penalty"])
+def test_what_is_not_supported_yet_is_said_so(name: str) -> None:
+    with pytest.raises(ApiError, match="not supported yet"):
+        parse(**{name: {"something": 1}})
+
+
+@pytest.mark.parametrize("body", [None, [], "x", 1])
+def test_the_body_must_be_an_object(body: Any) -> None:
+    with pytest.raises(ApiError, match="JSON object"):
+        parse_chat_request(body)
