@@ -1,0 +1,36 @@
+"""eta: the language of tensor programs. Standard library only; this package is bundled into the Python guest.
+
+Authors use `intrinsics`, the functions of the op table and the library; hosts use `Program.parse`, `trace_epilogue` and `OPS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pie_core.eta import channel, intrinsics
+from pie_core.eta.errors import EtaError, ProgramError, TraceError
+from pie_core.eta.functions import TABLE_FUNCTIONS, broadcast, cast, constant, iota, reshape, rng_gumbel, rng_normal, rng_uniform
+from pie_core.eta.library import LIBRARY
+from pie_core.eta.ops import OPS
+from pie_core.eta.program import Chan, Node, Program
+from pie_core.eta.tensor import Tensor
+from pie_core.eta.trace import Model, Trace, Traced, is_tracing, trace_epilogue
+
+# Every function an author may call inside an epilogue, by name; SDK surfaces are generated from it.
+FUNCTIONS: dict[str, Any] = {
+    **TABLE_FUNCTIONS,
+    **{fn.__name__: fn for fn in (broadcast, cast, constant, iota, reshape, rng_gumbel, rng_normal, rng_uniform)},
+    **LIBRARY,
+}
+globals().update(FUNCTIONS)
+
+__all__ = [  # noqa: PLE0604 - the author's functions are listed by the tables
+    "FUNCTIONS", "OPS", "Chan", "EtaError", "Model", "Node", "Program", "ProgramError", "Tensor", "Trace", "TraceError", "Traced",
+    "channel", "intrinsics", "is_tracing", "trace_epilogue", *sorted(FUNCTIONS),
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Callable[..., Tensor]:
+    """The functions of the tables exist as attributes; this tells type checkers so."""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
