@@ -1,0 +1,66 @@
+{# Attention on a GPU: 64 positions a round, a lane scores one; then {{ slices }} interleaved lists of positions are summed, lane
+   (slice, v) owning vec4 v of the output. Online softmax across rounds. One workgroup a (token, head). #}
+{% include "step.wgsl" %}
+{% include "visible.wgsl" %}
+var<workgroup> score: array<f32, 64>;
+var<workgroup> base: array<u32, 64>;
+var<workgroup> sums: array<vec4f, 64>;
+@compute @workgroup_size(64)
+fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) lane: u32) {
+  let head = group.x;
+  let t = group.y;
+  if (t >= step[0]) { return; }
+  let kv = head / {{ heads // kv_heads }}u;
+  let seen = visible(t);
+  let pages = token_word(t, 4u);
+  let qbase = (t * {{ heads }}u + head) * {{ vecs }}u;
+  let slice = lane / {{ vecs }}u;
+  let own = lane % {{ vecs }}u;
+  var acc = vec4f(0.0);
+  var top = -3.0e38;
+  var total = 0.0;
+  let count = min(seen.count, {{ positions }}u);
+  for (var n = 0u; n < count; n += 64u) {
+    var s = -3.0e38;
+    var at = 0u;
+    if (n + lane < count) {
+      at = (slot_of(pages, visible_at(seen, n + lane)) * {{ kv_heads }}u + kv) * {{ vecs }}u;
+      s = 0.0;
+      for (var i = 0u; i < {{ vecs }}u; i++) { s += dot(q[qbase + i], k_cache[at + i]); }
+      s *= {{ scale }};
+    }
+    score[lane] = s;
+    base[lane] = at;
+    workgroupBarrier();
+    let here = min(64u, count - n);
+    var best = top;
+    for (var i = 0u; i < here; i++) { best = max(best, score[i]); }
+    let keep = exp(top - best);
+    top = best;
+    acc *= keep;
+    total *= keep;
+    if (slice < {{ slices }}u) {
+      for (var i = slice; i < here; i += {{ slices }}u) {
+        let e = exp(score[i] - best);
+        total += e;
+        acc += v_cache[base[i] + own] * e;
+      }
+    }
+    workgroupBarrier();
+  }
+  // `total` differs a slice; carry it beside the sums.
+  sums[lane] = acc;
+  score[lane] = total;
+  workgroupBarrier();
+  if (lane < {{ vecs }}u) {
+    var value = vec4f(0.0);
+    var weight = 0.0;
+    for (var i = 0u; i < {{ slices }}u; i++) {
+      value += sums[i * {{ vecs }}u + lane];
+      weight += score[i * {{ vecs }}u + lane];
+    }
+    // More positions than this kernel may loop over: a NaN row, which the epilogue's status reports.
+    if (seen.count > {{ positions }}u) { weight = bitcast<f32>(0x7FC00000u | (t & 0u)); }
+    out[qbase + lane] = value / weight;
+  }
+}

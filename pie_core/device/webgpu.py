@@ -1,0 +1,216 @@
+"""The webgpu device: the Device protocol on an injected module and device with wgpu-py's names (native, or the browser's shim).
+
+Commands are recorded into one open encoder and submitted by `read`, by a `write` that must come after them, or when the event
+loop turns: a step is one submission. (A software adapter blocks a submission until the one before it has finished.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+from pie_core.device.protocol import Buffer, DeviceError, DeviceInfo, DeviceLost, KernelSpec, Launch, LimitError, Weight
+from pie_core.device.webgpu_buffer import WebGpuBuffer, check_range
+from pie_core.device.webgpu_errors import says_lost, translate
+from pie_core.device.webgpu_kernels import KernelCache, WebGpuKernel
+from pie_core.device.webgpu_plan import EpiloguePlan, RecordedPlan, make_plan
+from pie_core.device.webgpu_read import ReadPool
+from pie_core.device.webgpu_upload import Uploader
+
+TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+
+
+class WebGpuDevice:
+    """`gpu` offers GPUError, BufferUsage, ShaderStage and MapMode; `raw` is its device. `map_read` is what map_async takes to
+    read; `drain` blocks until the queue is empty, where the host has such a call."""
+
+    def __init__(
+        self, gpu: Any, raw: Any, info: DeviceInfo, *, map_read: Any = None, drain: Callable[[], None] | None = None
+    ) -> None:
+        self.gpu = gpu
+        self.raw = raw
+        self.map_read = gpu.MapMode.READ if map_read is None else map_read
+        self.kernels = KernelCache(gpu, raw, "software" if info.software else "gpu")
+        self._info = info
+        self._queue = raw.queue
+        self._drain = drain
+        self._encoder: Any = None
+        self._reads = ReadPool(self)
+        self._uploads = Uploader(self)
+        self._lost: str | None = None
+
+    @property
+    def info(self) -> DeviceInfo:
+        """What really runs."""
+        return self._info
+
+    @property
+    def token_buckets(self) -> Sequence[int]:
+        """Ascending row counts for which plans are built."""
+        return TOKEN_BUCKETS
+
+    # Errors
+
+    def mark_lost(self, reason: str) -> None:
+        """Record that the device is gone; every later call raises DeviceLost with this reason."""
+        self._lost = self._lost or reason
+        self._encoder = None
+
+    def check(self) -> None:
+        """Raise DeviceLost when the device is gone."""
+        if self._lost is not None:
+            raise DeviceLost(f"the WebGPU device is gone: {self._lost}")
+
+    def failed(self, error: BaseException, doing: str) -> DeviceError:
+        """The typed error of a failed call; drops the open encoder, which may be invalid now."""
+        self._encoder = None
+        if says_lost(error):
+            self.mark_lost("lost by the driver or destroyed")
+        elif self._lost is not None:
+            return DeviceLost(f"the WebGPU device is gone: {self._lost}")
+        return translate(error, doing)
+
+    # Buffers
+
+    def allocate(self, size: int, usage: int, label: str) -> Any:
+        """A raw buffer. Raises DeviceOutOfMemory or DeviceLost."""
+        self.check()
+        try:
+            return self.raw.create_buffer(label=label, size=size, usage=usage)
+        except self.gpu.GPUError as error:
+            raise self.failed(error, f"create buffer {label!r} of {size} bytes") from error
+
+    def create_buffer(self, size: int, label: str = "") -> WebGpuBuffer:
+        """A zeroed storage buffer. Raises LimitError over the adapter's binding or buffer size."""
+        if size < 1:
+            raise DeviceError(f"buffer {label!r} of {size} bytes: the size must be at least 1")
+        rounded = size + -size % 16
+        for limit in ("max-storage-buffer-binding-size", "max-buffer-size"):
+            most = self._info.limits.get(limit)
+            if most is not None and rounded > most:
+                raise LimitError(f"buffer {label!r} needs {size} bytes, over the {limit} of {most} bytes of {self._info.name}")
+        usage = self.gpu.BufferUsage
+        return WebGpuBuffer(self.allocate(rounded, usage.STORAGE | usage.COPY_SRC | usage.COPY_DST, label), size, label)
+
+    def write(self, buffer: Buffer, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Enqueue a write of `data`, a multiple of 4 bytes, at byte `offset`."""
+        target, view = self._own(buffer), memoryview(data).cast("B")
+        check_range(target, offset, view.nbytes, "write")
+        if not view.nbytes:
+            return
+        self.flush()
+        try:
+            self._queue.write_buffer(target.raw, offset, view)
+        except self.gpu.GPUError as error:
+            raise self.failed(error, f"write {view.nbytes} bytes to buffer {target.label!r}") from error
+
+    def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, size: int) -> None:
+        """Enqueue a copy of `size` bytes between two different buffers."""
+        source, target = self._own(src), self._own(dst)
+        check_range(source, src_offset, size, "copy from")
+        check_range(target, dst_offset, size, "copy to")
+        if not size:
+            return
+        self.check()
+        if source is target:
+            self._copy_within(source, src_offset, dst_offset, size)
+            return
+        try:
+            self.encoder().copy_buffer_to_buffer(source.raw, src_offset, target.raw, dst_offset, size)
+        except self.gpu.GPUError as error:
+            raise self.failed(error, f"copy {size} bytes from {source.label!r} to {target.label!r}") from error
+
+    def _copy_within(self, buffer: WebGpuBuffer, src_offset: int, dst_offset: int, size: int) -> None:
+        """WebGPU refuses a copy inside one buffer (a KV page to another page): it goes through a temporary one."""
+        between = self.create_buffer(size, "copy within")
+        try:
+            encoder = self.encoder()
+            encoder.copy_buffer_to_buffer(buffer.raw, src_offset, between.raw, 0, size)
+            encoder.copy_buffer_to_buffer(between.raw, 0, buffer.raw, dst_offset, size)
+            self.flush()
+        except self.gpu.GPUError as error:
+            raise self.failed(error, f"copy {size} bytes inside {buffer.label!r}") from error
+        finally:
+            between.destroy()
+
+    def read(self, buffer: Buffer, offset: int, size: int) -> Coroutine[Any, Any, bytes]:
+        """The bytes as they are now: the copy is enqueued by the call, not by the await. Several reads may be in flight."""
+        self.check()
+        return self._reads.read(self._own(buffer), offset, size)
+
+    # Kernels
+
+    def compile(self, spec: KernelSpec) -> WebGpuKernel:
+        """The kernel of `spec`, cached. Raises KernelError."""
+        self.check()
+        return self.kernels.get(spec)
+
+    def compile_plan(self, launches: Sequence[Launch]) -> RecordedPlan | EpiloguePlan:
+        """A plan over fixed buffers; an epilogue launch is a plan of its own."""
+        self.check()
+        return make_plan(self, launches)
+
+    def dispatch(self, kernel: WebGpuKernel, group: Any) -> None:
+        """Enqueue one kernel with a fixed grid, outside any plan."""
+        self.check()
+        try:
+            compute = self.encoder().begin_compute_pass()
+            compute.set_pipeline(kernel.pipeline)
+            compute.set_bind_group(0, group)
+            compute.dispatch_workgroups(*(kernel.grid or (1, 1, 1)))
+            compute.end()
+        except self.gpu.GPUError as error:
+            raise self.failed(error, "enqueue a kernel") from error
+
+    def upload(self, fmt: str, rows: int, cols: int, chunks: Iterable[memoryview], label: str = "") -> Weight:
+        """Stream raw checkpoint blocks (whole rows a chunk) into device layout, at most 8 MiB staged at a time."""
+        self.check()
+        return self._uploads.upload(fmt, rows, cols, chunks, label)
+
+    # The open encoder
+
+    def encoder(self) -> Any:
+        """The open command encoder; submitted by `flush`, at the latest when the event loop turns."""
+        if self._encoder is None:
+            self._encoder = self.raw.create_command_encoder()
+            try:
+                asyncio.get_running_loop().call_soon(self._flush_soon)
+            except RuntimeError:
+                pass  # no loop: the next read, write or close submits
+        return self._encoder
+
+    def flush(self) -> None:
+        """Submit what is recorded. Raises DeviceError, DeviceLost."""
+        self.check()
+        encoder, self._encoder = self._encoder, None
+        if encoder is None:
+            return
+        try:
+            self._queue.submit([encoder.finish()])
+        except self.gpu.GPUError as error:
+            raise self.failed(error, "submit commands") from error
+
+    def _flush_soon(self) -> None:
+        if self._lost is None:
+            self.flush()
+
+    def drain(self) -> None:
+        """Submit, then wait for the queue where the host can block."""
+        self.flush()
+        if self._drain is not None:
+            self._drain()
+
+    def close(self) -> None:
+        """Free the device; later calls raise DeviceLost."""
+        if self._lost is not None:
+            return
+        self._reads.close()
+        self._uploads.close()
+        self.mark_lost("it was closed")
+        self.raw.destroy()
+
+    def _own(self, buffer: Buffer) -> WebGpuBuffer:
+        if not isinstance(buffer, WebGpuBuffer):
+            raise DeviceError(f"{buffer!r} is not a buffer of this WebGPU device")
+        return buffer

@@ -1,0 +1,137 @@
+"""Kernel specs to compute pipelines, each compiled once; epilogue kernels are kept in a bounded cache."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import kernels_wgsl
+from pie_core.device.protocol import DeviceError, EpilogueSpec, KernelError, KernelSpec, MapSpec, TemplateSpec
+from pie_core.device.templates import TEMPLATES, template
+from pie_core.device.webgpu_errors import translate
+
+EPILOGUE_KERNELS = 256  # most epilogue pipelines kept; a program beyond that compiles again
+MAP_WORKGROUP = 64
+
+
+@dataclass(frozen=True)
+class WebGpuKernel:
+    """A compiled spec. `grid` counts workgroups, None for an epilogue (one workgroup a lane); `lane_words` is the length of a
+    lane in u32 words, 0 for other kernels."""
+
+    spec: KernelSpec | None
+    pipeline: Any
+    layout: Any
+    bindings: tuple[tuple[str, str], ...]
+    grid: tuple[int, int, int] | None
+    lane_words: int = 0
+
+
+class KernelCache:
+    """Compiles specs on one raw device. `adapter_class` chooses the variant of each template."""
+
+    def __init__(self, gpu: Any, device: Any, adapter_class: Literal["software", "gpu"]) -> None:
+        self._gpu = gpu
+        self._device = device
+        self._adapter_class: Literal["software", "gpu"] = adapter_class
+        self._kernels: dict[KernelSpec, WebGpuKernel] = {}
+        self._epilogues: OrderedDict[KernelSpec, WebGpuKernel] = OrderedDict()
+        self._pipelines: dict[str, Any] = {}  # by source: buckets often share one text
+        self._layouts: dict[tuple[tuple[str, bool], ...], tuple[Any, Any]] = {}
+
+    def get(self, spec: KernelSpec) -> WebGpuKernel:
+        """The kernel of `spec`, compiled at most once while cached. Raises KernelError when it is unknown or does not compile."""
+        if isinstance(spec, EpilogueSpec):
+            kernel = self._epilogues.get(spec)
+            if kernel is None:
+                kernel = self._epilogues[spec] = self._epilogue(spec)
+                if len(self._epilogues) > EPILOGUE_KERNELS:
+                    self._epilogues.popitem(last=False)
+            self._epilogues.move_to_end(spec)
+            return kernel
+        kernel = self._kernels.get(spec)
+        if kernel is None:
+            kernel = self._kernels[spec] = self._map(spec) if isinstance(spec, MapSpec) else self._template(spec)
+        return kernel
+
+    def repack(self, fmt: str, blocks: int) -> WebGpuKernel:
+        """The kernel that repacks up to `blocks` raw blocks of `fmt`; the true count travels in its `job` buffer."""
+        rendered = kernels_wgsl.render("repack", {"fmt": fmt, "blocks": blocks}, self._adapter_class)
+        return self._build(None, rendered.source, rendered.bindings, rendered.grid, f"repack {fmt}")
+
+    def _template(self, spec: TemplateSpec) -> WebGpuKernel:
+        template(spec.name, **dict(spec.params))  # an unknown name or parameter set is refused by the catalogue
+        try:
+            rendered = kernels_wgsl.render(spec.name, dict(spec.params), self._adapter_class)
+        except kernels_wgsl.TemplateError as error:
+            raise KernelError(str(error)) from error
+        if rendered.bindings != TEMPLATES[spec.name].bindings:
+            raise KernelError(f"template {spec.name} binds {rendered.bindings}, the catalogue says {TEMPLATES[spec.name].bindings}")
+        return self._build(spec, rendered.source, rendered.bindings, rendered.grid, f"template {spec.name}")
+
+    def _map(self, spec: MapSpec) -> WebGpuKernel:
+        from pie_core.codegen import emit_map_wgsl
+
+        emitted = emit_map_wgsl(spec.program, spec.n, spec.inputs, spec.rows, spec.bucket)
+        self._check_iterations(emitted.iterations, "map")
+        total = -(-spec.n * spec.bucket // emitted.workgroup)
+        return self._build(spec, emitted.source, tuple(emitted.bindings), (total, 1, 1), "map program")
+
+    def _epilogue(self, spec: EpilogueSpec) -> WebGpuKernel:
+        from pie_core.codegen import emit_epilogue_wgsl, lane_layout
+
+        emitted = emit_epilogue_wgsl(spec.program)
+        self._check_iterations(emitted.iterations, "epilogue")
+        words = lane_layout(spec.program).words
+        pipeline, layout = self._pipeline(emitted.source, tuple(emitted.bindings), "epilogue program")
+        return WebGpuKernel(spec, pipeline, layout, tuple(emitted.bindings), None, words)
+
+    @staticmethod
+    def _check_iterations(iterations: int, what: str) -> None:
+        if iterations > kernels_wgsl.MAX_ITERATIONS:
+            raise KernelError(
+                f"the {what} kernel would run {iterations} loop iterations an invocation, over the bound of {kernels_wgsl.MAX_ITERATIONS}"
+            )
+
+    def _build(
+        self, spec: KernelSpec | None, source: str, bindings: tuple[tuple[str, str], ...], grid: tuple[int, int, int], what: str
+    ) -> WebGpuKernel:
+        made = self._pipelines.get(source)
+        if made is None:
+            made = self._pipelines[source] = self._pipeline(source, bindings, what)
+        return WebGpuKernel(spec, made[0], made[1], bindings, grid)
+
+    def _pipeline(self, source: str, bindings: Sequence[tuple[str, str]], what: str) -> tuple[Any, Any]:
+        """(pipeline, bind group layout) of WGSL text that this repository generated."""
+        try:
+            layout, pipeline_layout = self._layout(bindings)
+            module = self._device.create_shader_module(label=what, code=source)
+            compute = {"module": module, "entry_point": "main"}
+            return self._device.create_compute_pipeline(label=what, layout=pipeline_layout, compute=compute), layout
+        except self._gpu.GPUError as error:
+            raise translate(error, f"compile the {what}", kernel=True) from error
+
+    def _layout(self, bindings: Sequence[tuple[str, str]]) -> tuple[Any, Any]:
+        key = tuple((access, name == "lanes") for name, access in bindings)
+        made = self._layouts.get(key)
+        if made is None:
+            entries = [
+                {
+                    "binding": index,
+                    "visibility": self._gpu.ShaderStage.COMPUTE,
+                    "buffer": {"type": "read-only-storage" if access == "r" else "storage", "has_dynamic_offset": dynamic},
+                }
+                for index, (access, dynamic) in enumerate(key)
+            ]
+            layout = self._device.create_bind_group_layout(entries=entries)
+            made = self._layouts[key] = (layout, self._device.create_pipeline_layout(bind_group_layouts=[layout]))
+        return made
+
+
+def owned_kernel(kernel: object) -> WebGpuKernel:
+    """`kernel` as one of this device. Raises DeviceError for another device's kernel."""
+    if not isinstance(kernel, WebGpuKernel):
+        raise DeviceError(f"{kernel!r} was not compiled by this WebGPU device; compile its spec here")
+    return kernel
