@@ -57,16 +57,16 @@ class Choice:
         if token in model.eos:
             self._end("stop")
             return
-        self._emit(self.stops.push(self.detokenizer.push(model.token_bytes(token))))
-        if self.stops.matched is not None:
+        self._emit(self.stops.feed(self.detokenizer.feed(model.token_bytes(token))))
+        if self.stops.stopped is not None:
             self._finish("stop")
         elif self.tokens >= self.limit:
             self._end("length")
 
     def _end(self, reason: str) -> None:
         """Release what was held back; a stop string may still complete in it."""
-        self._emit(self.stops.push(self.detokenizer.flush()) + self.stops.flush())
-        self._finish("stop" if self.stops.matched is not None else reason)
+        self._emit(self.stops.feed(self.detokenizer.flush()) + self.stops.flush())
+        self._finish("stop" if self.stops.stopped is not None else reason)
 
     def _emit(self, text: str) -> None:
         if not text:

@@ -1,0 +1,238 @@
+"""The `pie` command. Exit codes: 0 fine, 1 the inferlet failed, 2 one sentence on stderr says what to fix, 130 interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from pie_server.cli_input import parse_pairs, read_input_file, read_source
+from pie_server.errors import UserError, one_sentence
+
+Device = Literal["auto", "cpu", "webgpu"]
+ModelOption = Annotated[str | None, typer.Option(help="A model's name (`pie model list`) or the path of a .gguf file.", show_default=False)]
+DeviceOption = Annotated[Device | None, typer.Option(help="auto takes a real GPU, else the cpu; software Vulkan only with webgpu.")]
+PoemOption = Annotated[Path | None, typer.Option(help="A model file of your own in place of the built-in one; it runs with your rights.")]
+PoolOption = Annotated[int | None, typer.Option(help="MB of KV cache on the device.", show_default=False)]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Pie: an LLM engine that you program.")
+model_app = typer.Typer(no_args_is_help=True, help="Fetch, list and remove models.")
+app.add_typer(model_app, name="model")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class _Bar:
+    """A progress line on a terminal; silent where stderr is none."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+        self._live = sys.stderr.isatty()
+
+    def show(self, stage: str, done: int, total: int) -> None:
+        """`done` of `total` (0 = unknown) in the unit of the stage."""
+        text = f"{stage} {100 * done // total}%" if total else stage
+        if self._live and text != self._shown:
+            self._shown = text
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._live and self._shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+@app.command()
+def serve(
+    *,
+    host: Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1].")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one [default: 8080].")] = None,
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    poem: PoemOption = None,
+    kv_pool_mb: PoolOption = None,
+    max_concurrent: Annotated[int | None, typer.Option(help="Requests at one time; more get 429.", show_default=False)] = None,
+    max_body_mb: Annotated[float | None, typer.Option(help="Largest request body in MB.", show_default=False)] = None,
+    shutdown_s: Annotated[float | None, typer.Option(help="Seconds for running requests after SIGTERM.", show_default=False)] = None,
+    cors_origin: Annotated[list[str] | None, typer.Option(help="Web origin that may call; repeatable.", show_default=False)] = None,
+    log_format: Annotated[Literal["json", "text"] | None, typer.Option(help="Form of the log lines.", show_default=False)] = None,
+) -> None:
+    """Serve the OpenAI API."""
+    from pie_server.config import load_settings
+    from pie_server.logs import configure
+    from pie_server.serve import bind
+    from pie_server.serve import serve as serve_until_signal
+    from pie_server.service import Service
+
+    settings = load_settings(
+        host=host, port=port, model=model, device=device, poem=poem, kv_pool_mb=kv_pool_mb, max_concurrent=max_concurrent,
+        max_body_mb=max_body_mb, shutdown_s=shutdown_s, cors_origins=cors_origin or None, log_format=log_format,
+    )  # fmt: skip
+    configure(settings.log_format)
+    service = Service.from_settings(settings)
+    with bind(settings.host, settings.port) as sock:
+        if settings.host not in ("127.0.0.1", "::1", "localhost"):
+            _say(f"note: {settings.host} can be reached from other machines, and this server asks for no key")
+        asyncio.run(serve_until_signal(sock, service, settings, lambda url: _print_ready(url, service.card.name, service.device_text)))
+
+
+def _print_ready(url: str, model: str, device: str) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 32})
+    print(f"Pie serves {model} on {url}")
+    print(f"device: {device}")
+    print("try:")
+    print(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
+    print('  pie run inferlet_sdk/examples/hello.py --prompt "The capital of France is"')
+    print(f"  curl {url}/health", flush=True)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(
+    *,
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(help="The inferlet: a Python file with a main(input).")],
+    input: Annotated[str | None, typer.Option(help="JSON file with the input, - for standard input; --key value pairs go over it.")] = None,
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    poem: PoemOption = None,
+    kv_pool_mb: PoolOption = None,
+) -> None:
+    """Run one inferlet: `pie run FILE --key value …`. Prints what it sends, then its result as JSON on the last line."""
+    from pie_server.config import load_settings
+    from pie_server.service import Service
+
+    source = read_source(file)
+    value = {**(read_input_file(input) if input is not None else {}), **parse_pairs(context.args)}
+    settings = load_settings(model=model, device=device, poem=poem, kv_pool_mb=kv_pool_mb)
+    bar = _Bar()
+    service = Service.from_settings(settings, on_progress=lambda progress: bar.show(progress.stage, progress.done, progress.total))
+
+    async def load_and_run() -> Any:
+        try:
+            await service.load()
+            bar.clear()
+            if service.status.error is not None:
+                raise UserError(service.status.error)
+            return await service.run(source, Path(file).name, value, _print_message, on_log=_print_log)
+        finally:
+            await service.close()
+
+    result = _run_inferlet(load_and_run())
+    _newline_if_needed()
+    print(json.dumps(result, ensure_ascii=False), flush=True)
+
+
+def _run_inferlet(work: Coroutine[Any, Any, Any]) -> Any:
+    from pie_server.api.backend import InferletError
+
+    try:
+        return asyncio.run(work)
+    except InferletError as error:
+        _newline_if_needed()
+        _say(one_sentence(str(error)))
+        raise typer.Exit(1) from error
+
+
+_at_line_start = True
+
+
+async def _print_message(value: Any) -> None:
+    global _at_line_start  # noqa: PLW0603  one terminal, one cursor
+    text = value if isinstance(value, str) else f"{json.dumps(value, ensure_ascii=False)}\n"
+    if text:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        _at_line_start = text.endswith("\n")
+
+
+def _newline_if_needed() -> None:
+    global _at_line_start  # noqa: PLW0603  as above
+    if not _at_line_start:
+        print(flush=True)
+        _at_line_start = True
+
+
+def _print_log(level: str, text: str) -> None:
+    _say(text if level == "info" else f"{level}: {text}")
+
+
+@model_app.command("pull")
+def model_pull(name: Annotated[str | None, typer.Argument(help="A model's name; the default model when left out.")] = None) -> None:
+    """Fetch a model; an interrupted download goes on where it stopped."""
+    from pie_server import models
+
+    bar = _Bar()
+    path = models.pull(name or models.DEFAULT_MODEL, lambda done, total: bar.show(f"{done / 1e6:.1f} MB", done, total))
+    bar.clear()
+    print(path)
+
+
+@model_app.command("list")
+def model_list() -> None:
+    """List the models of the local store."""
+    from pie_server import models
+
+    for entry in models.list_models():
+        print(entry)
+
+
+@model_app.command("info")
+def model_info(name: Annotated[str, typer.Argument(help="A model's name or the path of a .gguf file.")]) -> None:
+    """Show what a checkpoint holds."""
+    from pie_server import models
+
+    for key, value in models.info(name).items():
+        print(f"{key}: {value}")
+
+
+@model_app.command("remove")
+def model_remove(name: Annotated[str, typer.Argument(help="A model's name.")]) -> None:
+    """Delete a model from the local store."""
+    from pie_server import models
+
+    models.remove(name)
+    print(f"removed {name}")
+
+
+def _user_errors() -> tuple[type[Exception], ...]:
+    """The exceptions whose message is a sentence for the user, imported only when something failed."""
+    from pie_server.service import USER_ERRORS
+
+    return (UserError, *USER_ERRORS)
+
+
+def execute(args: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code. What users can cause ends in one sentence on stderr, never in a traceback."""
+    try:
+        code = app(args, standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except typer.Exit as err:
+        return err.exit_code
+    except typer.TyperException as err:
+        _say(f"pie: {one_sentence(err.format_message())}")
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:  # the reader of our output went away; nothing is left to be told
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as err:  # the program's last boundary: sort what users can fix from faults of ours
+        if not isinstance(err, _user_errors()):
+            raise
+        _say(f"pie: {one_sentence(str(err))}")
+    return 2
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(execute())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Runs the server process: binds first, loads the model meanwhile, ends cleanly on SIGTERM and SIGINT."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+from aiohttp import web
+from pie_server.api.backend import Backend
+from pie_server.app import create_app
+from pie_server.config import Settings
+from pie_server.errors import UserError
+from pie_server.logs import log
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class LoadingBackend(Backend, Protocol):
+    """A backend with a life: `load` ends with a status of ready or failed and does not raise for what users can cause."""
+
+    async def load(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+def _bind_error(host: str, port: int, error: OSError) -> UserError:
+    if error.errno == errno.EADDRINUSE:
+        return UserError(f"port {port} on {host} is in use by another program; stop it or choose another port with --port")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return UserError(f"port {port} on {host} may not be opened by this user; choose a port over 1023 with --port")
+    return UserError(f"cannot listen on {host} port {port}: {error.strerror or error}")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket, so that a taken port is known before anything is loaded. Raises UserError."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as err:
+        raise UserError(f"the host {host!r} is not known; use an address of this machine such as 127.0.0.1 or 0.0.0.0") from err
+    sock = socket.socket(family, kind, proto)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(256)
+        sock.setblocking(False)
+    except OSError as err:
+        sock.close()
+        raise _bind_error(host, port, err) from err
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    """The http:// address of a bound socket."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _until_signal() -> str:
+    """The name of the first SIGTERM or SIGINT; a second one then has its default effect."""
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Future[str] = loop.create_future()
+
+    def note(number: signal.Signals) -> None:
+        if not arrived.done():
+            arrived.set_result(number.name)
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, note, number)
+    try:
+        return await arrived
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def serve(sock: socket.socket, backend: LoadingBackend, settings: Settings, on_ready: Callable[[str], None]) -> None:
+    """Serve `backend` on `sock` until a signal comes. `on_ready` gets the server's address once the model has loaded.
+
+    Requests that run when the signal comes get `settings.shutdown_s` seconds and are cancelled then.
+    """
+    app = create_app(backend, settings)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=settings.shutdown_s)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, sock).start()
+        url = url_of(sock)
+        log("listening", address=url)
+        loading = asyncio.create_task(_load(backend, url, on_ready))
+        log("stopping", reason=await _until_signal())
+        loading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await loading
+    finally:
+        await runner.cleanup()
+        await backend.close()
+
+
+async def _load(backend: LoadingBackend, url: str, on_ready: Callable[[str], None]) -> None:
+    await backend.load()
+    status = backend.status
+    if status.state == "ready":
+        log("ready", model=backend.card.name, **{f"device_{key}": value for key, value in (status.device or {}).items()})
+        on_ready(url)
+    else:
+        log("load_failed", logging.ERROR, error=status.error)

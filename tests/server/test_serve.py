@@ -1,0 +1,139 @@
+"""The server process's life: binding, loading in the background, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import pytest
+from fake_backend import FakeBackend
+from pie_server.api.backend import OnMessage, Progress, Status
+from pie_server.config import Settings, load_settings
+from pie_server.errors import UserError
+from pie_server.serve import bind, serve, url_of
+
+HELLO = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+class SlowBackend(FakeBackend):
+    """Loads until told otherwise."""
+
+    def __init__(self, outcome: Status | None = None) -> None:
+        super().__init__(self._forever)
+        self.ready = self.status
+        self.status = Status("loading", Progress("weights"))
+        self.outcome = outcome
+        self.go_on = asyncio.Event()
+        self.closed = False
+
+    async def _forever(self, payload: Mapping[str, Any], send: OnMessage) -> Any:
+        await asyncio.sleep(60)
+
+    async def load(self) -> None:
+        await self.go_on.wait()
+        self.status = self.outcome or self.ready
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def status_of(url: str) -> int:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as response:
+        return response.status
+
+
+async def test_listens_while_loading_and_ends_on_sigterm() -> None:
+    backend, ready = SlowBackend(), []
+    with bind("127.0.0.1", 0) as sock:
+        url = url_of(sock)
+        running = asyncio.create_task(serve(sock, backend, Settings(shutdown_s=0.2), ready.append))
+        async with asyncio.timeout(5):
+            assert await status_of(url) == 503
+            backend.go_on.set()
+            await until(lambda: ready)
+            assert ready == [url]
+            assert await status_of(url) == 200
+            async with aiohttp.ClientSession() as session:
+                request = asyncio.create_task(session.post(f"{url}/v1/chat/completions", json=HELLO))
+                await until(lambda: backend.running == 1)
+                os.kill(os.getpid(), signal.SIGTERM)
+                await running
+                assert (backend.running, backend.cancelled, backend.closed) == (0, 1, True)
+                with pytest.raises(aiohttp.ClientError):
+                    await request
+
+
+async def test_a_signal_while_loading_ends_at_once() -> None:
+    backend = SlowBackend()
+    with bind("127.0.0.1", 0) as sock:
+        url = url_of(sock)
+        running = asyncio.create_task(serve(sock, backend, Settings(), lambda _: None))
+        assert await status_of(url) == 503
+        os.kill(os.getpid(), signal.SIGINT)
+        async with asyncio.timeout(2):
+            await running
+    assert backend.closed
+
+
+async def test_a_failed_load_is_told_by_health() -> None:
+    backend = SlowBackend(Status("failed", Progress("weights"), error="no memory"))
+    backend.go_on.set()
+    with bind("127.0.0.1", 0) as sock:
+        running = asyncio.create_task(serve(sock, backend, Settings(), lambda _: None))
+        await until(lambda: backend.status.state == "failed")
+        async with aiohttp.ClientSession() as session, session.get(f"{url_of(sock)}/health") as response:
+            assert response.status == 503
+            assert await response.json() == {"status": "failed", "error": "no memory"}
+        os.kill(os.getpid(), signal.SIGTERM)
+        await running
+
+
+def test_a_taken_port_is_one_sentence() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"port {port} on 127.0.0.1 is in use"):
+            bind("127.0.0.1", port)
+
+
+def test_an_unknown_host_is_one_sentence() -> None:
+    with pytest.raises(UserError, match="not known"):
+        bind("no.such.host.invalid", 8080)
+    with pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1"):
+        bind("192.0.2.1", 8080)
+
+
+def test_settings_come_from_flags_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIE_PORT", "9000")
+    monkeypatch.setenv("PIE_CORS_ORIGINS", "https://a.example, https://b.example")
+    monkeypatch.setenv("PIE_CACHE", "/somewhere")
+    settings = load_settings(host="0.0.0.0", port=None)
+    assert (settings.host, settings.port) == ("0.0.0.0", 9000)
+    assert settings.cors_origins == ["https://a.example", "https://b.example"]
+    assert load_settings(port=1).port == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "match"),
+    [
+        ({"port": 70_000}, "setting port.*--port.*PIE_PORT.*70000"),
+        ({"kv_pool_mb": 0}, "--kv-pool-mb"),
+        ({"device": "tpu"}, "device.*tpu"),
+        ({"max_body_mb": float("nan")}, "max_body_mb"),
+    ],
+)
+def test_bad_settings_name_flag_variable_and_value(flags: dict[str, Any], match: str) -> None:
+    with pytest.raises(UserError, match=match):
+        load_settings(**flags)
