@@ -1,0 +1,235 @@
+"""Forward passes, their outputs, and the pipelines that run them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from . import _host, _programs
+from ._channel import Channel
+from ._loop import loop
+from ._state import StateGeometry, WorkingSet, check_sets
+from ._values import _short, check_int, check_tokens, decode
+from .errors import AlreadySubmitted, NotSubmitted, PipelineClosed, UsageError
+
+_UNSETTLED = object()
+
+
+class Output:
+    """The value of one tensor that an epilogue returns; `await` it, any number of times, for a number or nested lists."""
+
+    __slots__ = ("__weakref__", "_error", "_pass", "_value", "_waiters", "id")
+
+    def __init__(self, fid: int, owner: ForwardPass) -> None:
+        self.id = fid
+        self._pass: ForwardPass | None = owner  # until the value is there
+        self._value: Any = _UNSETTLED
+        self._error: BaseException | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def done(self) -> bool:
+        """Whether awaiting would return at once."""
+        return self._value is not _UNSETTLED or self._error is not None
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if self._value is _UNSETTLED and self._error is None:
+            owner = self._pass
+            if owner is not None and not owner.submitted:
+                raise NotSubmitted("this output belongs to a ForwardPass that was never submitted; call pipe.submit(fwd) first")
+            waiter: asyncio.Future[None] = loop.create_future()
+            self._waiters.append(waiter)
+            loop.awaited[self.id] = self
+            try:
+                yield from waiter
+            except BaseException:  # this waiter was cancelled; others may still wait
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+                if not self._waiters and loop.awaited.pop(self.id, None) is not None:
+                    loop.unawaited[self.id] = self
+                raise
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        return self._value
+
+    def settle(self, value: Any, error: BaseException | None) -> None:
+        """The host's outcome."""
+        self._pass = None
+        if error is None:
+            self._value = decode(value)
+        else:
+            self._error = error
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
+
+class Outputs(tuple[Output, ...]):
+    """The outputs of an epilogue that returns several tensors; await each, or all at once for a tuple of values."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, tuple[Any, ...]]:
+        values = []
+        for out in self:
+            values.append((yield from out.__await__()))
+        return tuple(values)
+
+
+class ForwardPass:
+    """One run of the model: what goes in (`embed`), which state it extends (`state`), what comes out (`read`, `epilogue`). Used once."""
+
+    __slots__ = ("_cell", "_chans", "_geometry", "_outs", "_params", "_prog", "_reads", "_rows", "_sets", "_tokens", "submitted")
+
+    def __init__(self) -> None:
+        self.submitted = False
+        self._tokens: str | None = None  # as JSON
+        self._rows: list[int] = []  # tokens of each list
+        self._cell = 0  # tokens in a channel's cell, divided evenly among the working sets
+        self._sets: list[WorkingSet] = []
+        self._geometry: StateGeometry | None = None
+        self._reads: list[list[int]] | None = None
+        self._prog = 0
+        self._params: tuple[int, ...] = ()
+        self._chans: tuple[Channel, ...] = ()
+        self._outs: tuple[Output, ...] = ()
+
+    def embed(self, tokens: Sequence[int] | Sequence[Sequence[int]] | Channel) -> None:
+        """What goes in: token ids; a list of id lists, one for each working set; or a Channel whose cell the device reads itself."""
+        self._open("embed", self._tokens)
+        if isinstance(tokens, Channel):
+            if tokens.dtype not in ("i32", "u32") or len(tokens.shape) > 1:
+                raise UsageError(f"ForwardPass.embed: the channel holds {tokens.dtype}{list(tokens.shape)}; use i32 or u32 of shape () or (n,)")
+            self._tokens = f'{{"ch":{tokens.declare()}}}'
+            self._cell = tokens.shape[0] if tokens.shape else 1
+            return
+        nested = isinstance(tokens, (list, tuple)) and len(tokens) > 0 and isinstance(tokens[0], (list, tuple))
+        if nested:
+            lists = [check_tokens(f"ForwardPass.embed: tokens[{k}]", t) for k, t in enumerate(tokens)]
+        else:
+            lists = [check_tokens("ForwardPass.embed: tokens", tokens)]
+        self._rows = [len(t) for t in lists]
+        if 0 in self._rows:
+            which = f"tokens[{self._rows.index(0)}]" if nested else "tokens"
+            raise UsageError(f"ForwardPass.embed: {which} is empty; feed at least one token (chat.prefix() may be [])")
+        self._tokens = str(lists if nested else lists[0])
+
+    def state(self, working_sets: Sequence[WorkingSet], geometry: StateGeometry | None = None) -> None:
+        """The working sets that the pass extends, one for each token list, and how; the default is StateGeometry.folding()."""
+        self._open("state", self._geometry)
+        self._sets = check_sets("ForwardPass.state: working_sets", working_sets)
+        if geometry is not None and not isinstance(geometry, StateGeometry):
+            raise UsageError(f"ForwardPass.state: geometry is {_short(geometry)}; use StateGeometry.folding() or StateGeometry.buffered()")
+        self._geometry = geometry or StateGeometry.folding()
+
+    def read(self, positions: Sequence[int] | Sequence[Sequence[int]]) -> None:
+        """Which tokens of this pass are read out, counted from its first (negative: from its last); a list for each working set.
+
+        Default: the last token of each working set. `intrinsics.output(i, name)` counts the read-outs of all lists in order.
+        """
+        self._open("read", self._reads)
+        if isinstance(positions, (str, bytes)) or not isinstance(positions, Sequence) or not positions:
+            raise UsageError(f"ForwardPass.read: positions is {_short(positions)}; use a list of token positions, for example [0, -1]")
+        nested = isinstance(positions[0], (list, tuple))
+        self._reads = [list(p) for p in positions] if nested else [list(positions)]  # type: ignore[arg-type, call-overload]
+        for p in (p for group in self._reads for p in group):
+            check_int("ForwardPass.read: position", p, -(2**31), 2**31)
+
+    def epilogue(self, fn: Callable[[], Any]) -> Any:
+        """Trace `fn` now and run it as a kernel behind the pass. Gives one awaitable Output for a tensor, a tuple of them for several."""
+        self._open("epilogue", self._prog or None)
+        prog, params, channels, single, outs = _programs.lower(fn)
+        self._prog, self._params, self._chans = prog, params, channels
+        self._outs = tuple([Output(_host.new_id(), self) for _ in range(outs)])
+        return self._outs[0] if single else Outputs(self._outs)
+
+    def payload(self, pipe: int) -> str:
+        """The JSON of the submit op; raises UsageError for what is missing or does not fit together."""
+        if self.submitted:
+            raise AlreadySubmitted("Pipeline.submit: this ForwardPass was submitted before; make a new one for each pass")
+        if self._tokens is None:
+            raise UsageError("Pipeline.submit: the pass has no tokens; call fwd.embed(tokens)")
+        geometry = self._geometry
+        if geometry is None:
+            raise UsageError("Pipeline.submit: the pass has no state; call fwd.state([ws], StateGeometry.folding())")
+        sets = len(self._sets)
+        if self._cell:
+            if self._cell % sets:
+                raise UsageError(f"Pipeline.submit: the channel's cell has {self._cell} tokens, which do not divide among {sets} working sets")
+            self._rows = [self._cell // sets] * sets
+        elif len(self._rows) != sets:
+            raise UsageError(f"Pipeline.submit: {len(self._rows)} token lists for {sets} working sets; give embed one list for each")
+        for ws in self._sets:
+            ws._check("submit")
+        reads = "null" if self._reads is None else str(self._positions(self._reads))
+        chans = [ch.declare() for ch in self._chans]
+        return (
+            f'{{"pipe":{pipe},"tokens":{self._tokens},"ws":{[ws.id for ws in self._sets]},"geo":{geometry._json},"reads":{reads},'
+            f'"prog":{self._prog or "null"},"params":{list(self._params)},"chans":{chans},"outs":{[out.id for out in self._outs]}}}'
+        )
+
+    def _positions(self, reads: list[list[int]]) -> list[list[int]]:
+        if len(reads) != len(self._rows):
+            raise UsageError(f"ForwardPass.read: {len(reads)} lists of positions for {len(self._rows)} token lists; give one for each")
+        for positions, n in zip(reads, self._rows, strict=True):
+            for k, p in enumerate(positions):
+                if not -n <= p < n:
+                    raise UsageError(f"ForwardPass.read: position {p} is outside the {n} tokens of this pass; use {-n} to {n - 1}")
+                positions[k] = p % n
+        return reads
+
+    def accepted(self) -> None:
+        """The host took the pass: its outputs will settle."""
+        self.submitted = True
+        for out in self._outs:
+            loop.unawaited[out.id] = out
+        self._outs = ()  # an output that nobody keeps is gone
+
+    def _open(self, what: str, present: object) -> None:
+        if self.submitted:
+            raise AlreadySubmitted(f"ForwardPass.{what}: this pass was submitted; make a new ForwardPass for the next one")
+        if present is not None:
+            raise UsageError(f"ForwardPass.{what}: called twice on one pass; make a new ForwardPass")
+
+
+class Pipeline:
+    """An order of passes: what is submitted to one pipeline runs in order; different pipelines promise each other nothing."""
+
+    __slots__ = ("__weakref__", "_closed", "id")
+
+    def __init__(self) -> None:
+        self._closed = True
+        self.id = _host.new_id()
+        _host.call("pipe.new", f'{{"pipe":{self.id}}}')
+        self._closed = False
+
+    def submit(self, fwd: ForwardPass) -> None:
+        """Hand the pass over; returns at once. Raises UsageError, ChannelEmpty and the like at this line; the engine's errors come by the outputs."""
+        if not isinstance(fwd, ForwardPass):
+            raise UsageError(f"Pipeline.submit: got {_short(fwd)}; use a ForwardPass")
+        if self._closed:
+            raise PipelineClosed("Pipeline.submit: this pipeline was closed; make a new one")
+        _host.call("submit", fwd.payload(self.id))
+        fwd.accepted()
+
+    def stop_when(self, channel: Channel) -> None:
+        """End the pipeline at the first true that a pass puts into `channel` (bool, scalar): later passes are cancelled whole, PassSkipped."""
+        if not isinstance(channel, Channel) or channel.dtype != "bool" or channel.shape:
+            raise UsageError(f"Pipeline.stop_when: channel is {_short(channel)}; use Channel('bool', ())")
+        _host.call("pipe.stop_when", f'{{"pipe":{self.id},"ch":{channel.declare()}}}')
+
+    def close(self) -> None:
+        """No more submits; passes already accepted still run and their outputs can be awaited."""
+        if not self._closed:
+            self._closed = True
+            _host.call("pipe.close", f'{{"pipe":{self.id}}}')
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,83 @@
+"""Talking to the client and the log: send, receive, log, sleep, and print() as log lines."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from typing import Any
+
+from . import _host
+from ._mailbox import Mailbox
+from ._values import json_fault
+from .errors import UsageError
+
+LEVELS = ("debug", "info", "warning", "error")
+_LINE = 65536  # characters of one log line; longer output is cut into several
+
+
+def send(value: Any) -> None:
+    """Stream `value` (text, or any JSON) to whoever made the request."""
+    try:
+        payload = _host.dumps({"value": value})
+    except (TypeError, ValueError):
+        raise UsageError(f"send: {json_fault(value, 'value')}; send text or JSON") from None
+    _host.call("send", payload)
+
+
+_incoming = Mailbox(lambda fid: _host.call("receive", f'{{"f":{fid}}}'))
+
+
+async def receive() -> Any:
+    """The next value the client sends to this running inferlet."""
+    return await _incoming.get()
+
+
+def log(*values: Any, level: str = "info") -> None:
+    """Write a log line; `level` is one of debug, info, warning, error."""
+    if level not in LEVELS:
+        raise UsageError(f"log: level is {level!r}; use one of {', '.join(LEVELS)}")
+    _host.call_with("log", level=level, text=" ".join(str(v) for v in values))
+
+
+async def sleep(seconds: float) -> None:
+    """Let `seconds` pass without using the CPU."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9:
+        raise UsageError(f"sleep: seconds is {seconds!r}; use a number >= 0")
+    await asyncio.sleep(seconds)
+
+
+class LogStream(io.TextIOBase):
+    """sys.stdout or sys.stderr as whole log lines."""
+
+    def __init__(self, level: str) -> None:
+        self._level = level
+        self._parts: list[str] = []
+        self._size = 0
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        self._parts.append(text)
+        self._size += len(text)
+        if "\n" in text or self._size > _LINE:
+            *lines, rest = "".join(self._parts).split("\n")
+            while len(rest) > _LINE:
+                lines.append(rest[:_LINE])
+                rest = rest[_LINE:]
+            self._parts, self._size = ([rest] if rest else []), len(rest)
+            for line in lines:
+                _host.call_with("log", level=self._level, text=line)
+        return len(text)
+
+    def close_line(self) -> None:
+        """Log what has no newline yet."""
+        if self._parts:
+            text, self._parts, self._size = "".join(self._parts), [], 0
+            _host.call_with("log", level=self._level, text=text)

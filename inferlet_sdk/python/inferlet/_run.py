@@ -1,0 +1,193 @@
+"""Runs one inferlet: executes its source, steps its loop, words its result or its failure."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import io
+import json
+import linecache
+import os
+import random
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any
+
+from . import _host, chat, model
+from ._io import LogStream
+from ._loop import loop
+from ._values import _short, json_fault
+from .errors import Deadlock, MainMissing, ResultNotJson
+
+MODULE = "inferlet_main"  # the author's module; not "__main__", so that a local test block does not run
+_MAX_TEXT = 20_000  # characters of a traceback or message that leave the sandbox
+
+_task: asyncio.Task[Any] | None = None
+_file = "inferlet.py"
+
+
+def start(request: str) -> str:
+    """Run the source of a start request until everything waits; the answer of docs/architecture.md, section 7."""
+    global _task, _file  # noqa: PLW0603  one instance runs one inferlet
+    try:
+        fields = json.loads(request)
+        _file = str(fields.get("name") or "inferlet.py")
+        sys.stdout, sys.stderr = LogStream("info"), LogStream("error")
+        sys.stdin = io.StringIO()
+        random.seed(int.from_bytes(os.urandom(16)))  # the snapshot holds one state for all instances
+        model._configure(fields.get("model") or {})
+        chat._configure(fields.get("chat") or {})
+        main = _load(str(fields["source"]))
+        _task = asyncio.Task(_call(main, fields.get("input", {})), loop=loop, name="main")
+        return _step()
+    except BaseException as error:  # the boundary: whatever the author's code raises becomes an answer
+        return _failed(error)
+
+
+def resume(events: str) -> str:
+    """Deliver settled host futures and run on; answers as `start`."""
+    try:
+        loop.resume(json.loads(events))
+        return _step()
+    except BaseException as error:  # the boundary, as in start
+        return _failed(error)
+
+
+def _load(source: str) -> Callable[[Any], Any]:
+    linecache.cache[_file] = (len(source), None, source.splitlines(keepends=True), _file)
+    module = types.ModuleType(MODULE)
+    module.__file__ = _file
+    sys.modules[MODULE] = module
+    code = compile(source, _file, "exec", dont_inherit=True)
+    asyncio._set_running_loop(loop)  # handles made at module level belong to this loop
+    try:
+        exec(code, module.__dict__)
+    finally:
+        asyncio._set_running_loop(None)
+    main = getattr(module, "main", None)
+    if not callable(main):
+        found = "no `main`" if main is None else f"`main` as {_short(main)}"
+        raise MainMissing(f"{_file} defines {found}; define `async def main(input: dict) -> dict`")
+    return main  # type: ignore[no-any-return]
+
+
+async def _call(main: Callable[[Any], Any], value: Any) -> Any:
+    result = main(value)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _step() -> str:
+    task = _task
+    if task is None:
+        raise RuntimeError("resume came before start")
+    loop.pump()
+    if not task.done():
+        waiting = loop.waiting()
+        if not waiting:
+            raise _deadlock(task)
+        return f'{{"s":"pending","w":{waiting}}}'
+    if task.cancelled():
+        raise asyncio.CancelledError("main was cancelled")
+    error = task.exception()
+    _end_background(task)
+    if error is not None:
+        return _failed(error)
+    _close_lines()
+    return f'{{"s":"done","r":{_encode(task.result())}}}'
+
+
+def _encode(result: Any) -> str:
+    try:
+        return _host.dumps(result)
+    except (TypeError, ValueError, RecursionError) as error:
+        fault = "it is nested too deeply" if isinstance(error, RecursionError) else json_fault(result, "result") or str(error)
+    raise ResultNotJson(f"main must return JSON (dicts, lists, text, numbers, bools, None): {fault}")
+
+
+def _deadlock(task: asyncio.Task[Any]) -> Deadlock:
+    line, awaitable = None, task.get_coro()
+    while awaitable is not None:  # down the chain of awaits to the author's innermost line
+        frame = getattr(awaitable, "cr_frame", None)
+        if frame is not None and frame.f_code.co_filename == _file:
+            line = frame.f_lineno
+        awaitable = getattr(awaitable, "cr_await", None)
+    return Deadlock("main waits for something that no pass, message or timer will bring", line=line)
+
+
+def _end_background(main: asyncio.Task[Any]) -> None:
+    """Cancel what main left running and let its `finally` blocks run; log exceptions that nobody looked at."""
+    if not loop.background_tasks:
+        return
+    for task in asyncio.all_tasks(loop):
+        if task is not main:
+            task.cancel()
+    loop.pump()
+    gc.collect()  # cheap: the snapshot is frozen; a forgotten task reports its exception when it is collected
+
+
+def _close_lines() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, LogStream):
+            stream.close_line()
+
+
+def _failed(error: BaseException) -> str:
+    try:
+        _close_lines()
+    except Exception as log_error:  # the log's own refusal (its budget) must not hide the author's error
+        error.add_note(f"(and the log refused its last line: {log_error})")
+    return f'{{"s":"failed","e":{_host.dumps(describe(error))}}}'
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """An exception as {"type", "message", "file", "line", "traceback"}; the line is the innermost one of the author's source."""
+    line = getattr(error, "fields", {}).get("line")
+    if isinstance(error, SyntaxError) and error.filename == _file:
+        line, message = error.lineno, str(error.msg)
+    elif isinstance(error, SystemExit):
+        message = f"sys.exit({error.code!r}) does not end an inferlet; return from main"
+    elif isinstance(error, asyncio.CancelledError):
+        message = str(error) or "main was cancelled"
+    elif isinstance(error, MemoryError):
+        message = str(error) or "the inferlet's memory limit is reached"
+    else:
+        message = _text(error)
+    for frame, lineno in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_filename == _file:
+            line = lineno
+    return {
+        "type": type(error).__name__,
+        "message": _cut(message),
+        "file": _file,
+        "line": line,
+        "traceback": _cut(_trace(error)),
+    }
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # the author's own __str__ may raise
+        return f"<{type(error).__name__} whose __str__ raises {type(broken).__name__}>"
+
+
+def _trace(error: BaseException) -> str:
+    """The traceback from the author's first frame on."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_frame.f_code.co_filename != _file:
+        tb = tb.tb_next
+    try:
+        return "".join(traceback.format_exception(type(error), error, tb))
+    except Exception as broken:  # formatting runs the author's __str__ and __repr__
+        return f"{type(error).__name__} (its traceback cannot be written: {type(broken).__name__})"
+
+
+def _cut(text: str) -> str:
+    text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates cannot cross the ABI
+    if len(text) <= _MAX_TEXT:
+        return text
+    half = _MAX_TEXT // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"

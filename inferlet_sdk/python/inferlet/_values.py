@@ -1,0 +1,143 @@
+"""Values between the author and the wire: nested lists of numbers, 32-bit words, base64 cells."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .errors import UsageError
+
+DTYPES = ("f32", "i32", "u32", "bool")
+_ARRAY = {"f32": "f", "i32": "i", "u32": "I", "bool": "I"}
+_INT = {int}
+_RANGE = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
+
+
+def decode(value: Any) -> Any:
+    """A wire value as plain Python: numbers and bools as they are, {"b64", "dtype", "shape"} as nested lists."""
+    if type(value) is not dict or "b64" not in value:
+        return value
+    flat = array(_ARRAY[value["dtype"]])
+    flat.frombytes(base64.b64decode(value["b64"]))
+    items: list[Any] = [x != 0 for x in flat] if value["dtype"] == "bool" else flat.tolist()
+    shape = value["shape"]
+    if not shape:
+        return items[0]
+    for extent in reversed(shape[1:]):
+        items = [items[k : k + extent] for k in range(0, len(items), extent)]
+    return items
+
+
+def shape_of(field: str, values: Any) -> tuple[int, ...]:
+    """The shape of nested lists; raises UsageError where they are ragged or empty."""
+    if not isinstance(values, (list, tuple)):
+        return ()
+    if not values:
+        raise UsageError(f"{field} has an empty list; every extent must be at least 1")
+    shapes = {shape_of(field, v) for v in values}
+    if len(shapes) > 1:
+        raise UsageError(f"{field} is ragged: rows of shapes {sorted(shapes)}; make all rows equally long")
+    return (len(values), *shapes.pop())
+
+
+def _leaves(values: Any) -> Iterator[Any]:
+    if isinstance(values, (list, tuple)):
+        for v in values:
+            yield from _leaves(v)
+    else:
+        yield values
+
+
+def infer_dtype(field: str, values: Any) -> str:
+    """bool, i32 (u32 where a value needs it) or f32, from the Python values. Token ids are i32 everywhere in eta."""
+    kinds = {type(v) for v in _leaves(values)}
+    if kinds <= {bool}:
+        return "bool"
+    if kinds <= {int}:
+        return "u32" if max(_leaves(values)) > 2**31 - 1 else "i32"
+    if kinds <= {int, float}:
+        return "f32"
+    raise UsageError(f"{field} holds {sorted(k.__name__ for k in kinds)}; use numbers or bools, all of one kind")
+
+
+def to_words(field: str, values: Any, dtype: str, shape: Sequence[int]) -> list[int]:
+    """Flat 32-bit words of nested lists of numbers that must have exactly `shape`."""
+    got = shape_of(field, values)
+    if got != tuple(shape):
+        raise UsageError(f"{field} has shape {list(got)}, the channel's cells have shape {list(shape)}")
+    words = []
+    for v in _leaves(values):
+        if dtype == "bool":
+            if not isinstance(v, bool):
+                raise UsageError(f"{field} has {v!r}; a bool cell takes True or False")
+            words.append(int(v))
+        elif dtype == "f32":
+            if isinstance(v, bool) or not isinstance(v, (int, float)):
+                raise UsageError(f"{field} has {v!r}; an f32 cell takes numbers")
+            words.append(_f32_word(field, v))
+        else:
+            low, high = _RANGE[dtype]
+            if isinstance(v, bool) or not isinstance(v, int) or not low <= v <= high:
+                raise UsageError(f"{field} has {v!r}; an {dtype} cell takes integers from {low} to {high}")
+            words.append(v & 0xFFFFFFFF)
+    return words
+
+
+def _f32_word(field: str, v: float) -> int:
+    try:
+        return int.from_bytes(struct.pack("<f", v), "little")
+    except OverflowError:
+        raise UsageError(f"{field} has {v!r}; the largest f32 is 3.4028235e38 (use math.inf for infinity)") from None
+
+
+def check_int(field: str, value: Any, low: int, high: int | None = None) -> int:
+    """`value` as an int within [low, high]; UsageError naming the field, the value and the range."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{field} is {value!r}; use an integer")
+    if value < low or (high is not None and value > high):
+        raise UsageError(f"{field} is {value}; use an integer {f'>= {low}' if high is None else f'from {low} to {high}'}")
+    return value
+
+
+def check_tokens(field: str, tokens: Any) -> list[int]:
+    """A list of token ids (ints >= 0); the vocabulary is checked by the host."""
+    if isinstance(tokens, (str, bytes, dict)) or not isinstance(tokens, Sequence):
+        raise UsageError(f"{field} is {_short(tokens)}; use a list of token ids, for example model.encode(text)")
+    ids = list(tokens)
+    if not ids or (set(map(type, ids)) == _INT and min(ids) >= 0):
+        return ids
+    for k, t in enumerate(ids):
+        if type(t) is not int or t < 0:
+            raise UsageError(f"{field}[{k}] is {_short(t)}; token ids are integers >= 0{_hint(t)}")
+    return ids
+
+
+def _hint(value: Any) -> str:
+    return " (await the output first)" if hasattr(value, "__await__") else ""
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def json_fault(value: Any, path: str) -> str | None:
+    """Where and why `value` is not JSON, in words; None when it is."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return None
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{path} is {value!r}, which JSON cannot hold"
+    if isinstance(value, (list, tuple)):
+        return next((f for k, v in enumerate(value) if (f := json_fault(v, f"{path}[{k}]"))), None)
+    if isinstance(value, dict):
+        for k, v in value.items():
+            if k is not None and not isinstance(k, (str, bool, int, float)):
+                return f"{path} has the key {_short(k)} of type {type(k).__name__}; JSON keys are strings"
+            if fault := json_fault(v, f"{path}[{k!r}]"):
+                return fault
+        return None
+    return f"{path} is of type {type(value).__name__}{_hint(value)}"

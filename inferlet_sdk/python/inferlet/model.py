@@ -1,0 +1,52 @@
+"""The served model: its facts and its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+from . import _host
+from ._values import check_int, check_tokens
+from .errors import UsageError
+
+name: str = ""
+vocab: int = 0  # number of token ids; logits have this many elements
+hidden: int = 0  # width of the hidden state
+context: int = 0  # most tokens of one sequence
+eos: list[int] = []  # the checkpoint's stop ids; several are normal
+
+
+def encode(text: str) -> list[int]:
+    """Token ids of `text`; adds no special tokens and never parses them."""
+    if not isinstance(text, str):
+        raise UsageError(f"model.encode: text is {text!r}; use a str")
+    ids: list[int] = _host.call_with("encode", text=text)
+    return ids
+
+
+def decode(ids: Sequence[int] | int) -> str:
+    """The text of token ids. A token may hold part of a character: decode many at once, or use `Detokenizer`."""
+    text: str = _host.call_with("decode", ids=check_tokens("model.decode: ids", [ids] if type(ids) is int else ids))
+    return text
+
+
+@overload
+def token_bytes(ids: int) -> bytes: ...
+@overload
+def token_bytes(ids: Sequence[int]) -> list[bytes]: ...
+def token_bytes(ids: Sequence[int] | int) -> list[bytes] | bytes:
+    """The bytes of one token, or of each token of a list."""
+    single = type(ids) is int
+    cells = _host.call_with("bytes", ids=check_tokens("model.token_bytes: ids", [check_int("id", ids, 0)] if single else ids))
+    return bytes.fromhex(cells[0]) if single else [bytes.fromhex(c) for c in cells]
+
+
+def _configure(facts: dict[str, Any]) -> None:
+    """Fill in the facts that `start` brings."""
+    globals().update(
+        name=str(facts.get("name", "")),
+        vocab=int(facts.get("vocab", 0)),
+        hidden=int(facts.get("hidden", 0)),
+        context=int(facts.get("context", 0)),
+        eos=[int(t) for t in facts.get("eos", [])],
+    )

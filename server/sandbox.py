@@ -1,0 +1,297 @@
+"""Runs inferlets as WebAssembly components in wasmtime: no files, no network, no threads, and budgets on memory, CPU and output."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pie_server.build.cpu_module import cache_root
+from pie_server.build.python_component import python_component
+from pie_server.compiled import load_component
+from pie_server.epochs import EpochTicker, watch
+from pie_server.wasi import add_partial_wasi
+from wasmtime import Config, Engine, Store, WasmtimeError
+from wasmtime.component import Func, Linker
+
+HOST = "pie:abi/host@0.1.0"
+GUEST = "pie:abi/guest@0.1.0"
+_CONFIG = "epochs, native stack 2 MiB"
+_WASM_STACK = 2 << 20
+
+
+class SandboxError(Exception):
+    """A guest was ended by the sandbox."""
+
+
+class CpuBudgetExceeded(SandboxError):
+    """The guest used more CPU time than one step, or the whole run, may."""
+
+
+class MemoryLimitExceeded(SandboxError):
+    """The guest needed more memory than it may have."""
+
+
+class OutputLimitExceeded(SandboxError):
+    """One text from the guest to the host is too long."""
+
+
+class GuestTrap(SandboxError):
+    """The guest's code trapped: a forbidden system call, stack exhaustion, a crash."""
+
+
+class GuestClosed(SandboxError):
+    """The guest was closed, or ended before, and cannot run any more."""
+
+
+class Port(Protocol):
+    """Answers the guest's host calls, in the guest's thread; must not block."""
+
+    def call(self, op: str, payload: str, /) -> str: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Budgets of one guest. CPU seconds are thread time: waiting, or a busy machine, costs a guest nothing."""
+
+    memory_bytes: int = 256 << 20
+    step_cpu_s: float = 10.0
+    total_cpu_s: float = 120.0
+    text_bytes: int = 16 << 20  # longest answer of a step and longest payload of a host call, in characters
+
+
+class Sandbox:
+    """One wasmtime engine with the Python component loaded; `open` makes guests. Thread-safe.
+
+    The constructor builds and compiles what the cache lacks (up to half a minute the first time, then about 0.1 s): call it
+    off the event loop. `progress` gets a line for each slow stage. Raises BuildError or CompiledCacheError.
+    """
+
+    def __init__(
+        self,
+        component: Path | None = None,
+        *,
+        limits: Limits | None = None,
+        workers: int = 0,
+        spares: int = 2,
+        cache: Path | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        self.limits = limits or Limits()
+        self._spares_wanted = spares
+        cache = cache or cache_root()
+        config = Config()
+        config.epoch_interruption = True
+        config.max_wasm_stack = _WASM_STACK
+        self._engine = Engine(config)
+        wasm = component or python_component(cache, progress)
+        self._component = load_component(self._engine, _CONFIG, wasm, cache / "compiled", progress)
+        self._linker = Linker(self._engine)
+        with self._linker.root() as root, root.add_instance(HOST) as host:
+            host.add_func("call", _host_call)
+        add_partial_wasi(self._linker, self._engine, self._component)
+        self._spares: deque[_Machine] = deque()
+        self._refilling = threading.Lock()
+        self._ticker = EpochTicker(self._engine)
+        self._pool = ThreadPoolExecutor(workers or min(4, os.cpu_count() or 1), thread_name_prefix="inferlet")
+        self._closed = False
+
+    def open(self, port: Port, limits: Limits | None = None) -> GuestInstance:
+        """A fresh guest whose host calls go to `port`. Nothing runs before its `start`."""
+        if self._closed:
+            raise GuestClosed("the sandbox is closed")
+        return GuestInstance(self, port, limits or self.limits)
+
+    def warm(self) -> None:
+        """Instantiate the spare guests now, so that the first request finds one."""
+        self._refill()
+
+    def close(self) -> None:
+        """End running guests and release threads and memory."""
+        self._closed = True
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._ticker.close()
+        while self._spares:
+            self._spares.pop().store.close()
+
+    def _machine(self) -> _Machine:
+        try:
+            return self._spares.popleft()
+        except IndexError:
+            return _Machine(self._engine, self._linker, self._component)
+
+    def _refill_soon(self) -> None:
+        if len(self._spares) < self._spares_wanted and not self._closed:
+            try:
+                self._pool.submit(self._refill)
+            except RuntimeError:  # the pool was shut down meanwhile
+                return
+
+    def _refill(self) -> None:
+        if not self._refilling.acquire(blocking=False):
+            return
+        try:
+            while len(self._spares) < self._spares_wanted and not self._closed:
+                self._spares.append(_Machine(self._engine, self._linker, self._component))
+        finally:
+            self._refilling.release()
+
+
+class _Machine:
+    """A store with one instance of the component; used by one guest, once."""
+
+    __slots__ = ("resume", "start", "store")
+
+    def __init__(self, engine: Engine, linker: Linker, component: Any) -> None:
+        self.store = Store(engine)
+        self.store.set_epoch_deadline(1 << 40)  # instantiation runs no code of the author
+        instance = linker.instantiate(self.store, component)
+        guest = instance.get_export_index(self.store, GUEST)
+        self.start = _export(self.store, instance, "start", guest)
+        self.resume = _export(self.store, instance, "resume", guest)
+        watch(self.store)
+
+
+def _export(store: Store, instance: Any, name: str, guest: Any) -> Func:
+    func = instance.get_func(store, instance.get_export_index(store, name, guest))
+    if func is None:
+        raise GuestTrap(f"the component does not export {GUEST}.{name}")
+    return func  # type: ignore[no-any-return]
+
+
+class GuestInstance:
+    """One running inferlet, as pie_core.host drives it: `start` once, then `resume` until it is done; one step at a time."""
+
+    def __init__(self, sandbox: Sandbox, port: Port, limits: Limits) -> None:
+        self.port = port
+        self.limits = limits
+        self.cpu_s = 0.0  # thread time used so far
+        self._sandbox = sandbox
+        self._machine: _Machine | None = None
+        self._lock = threading.Lock()  # held while a step runs
+        self._step_began = 0.0
+        self._stop: SandboxError | None = None  # why the running step must end, or why there are no more steps
+
+    async def start(self, request: str) -> str:
+        """Run the request until the guest waits, is done or failed; its answer. Raises SandboxError."""
+        return await self._run("start", request)
+
+    async def resume(self, events: str) -> str:
+        """Deliver events and run on. Raises SandboxError."""
+        return await self._run("resume", events)
+
+    def close(self) -> None:
+        """Free the guest; a step that runs ends within some milliseconds."""
+        if self._stop is None:
+            self._stop = GuestClosed("the inferlet was closed")
+        if self._lock.acquire(blocking=False):  # else the step's thread frees it
+            try:
+                self._free()
+            finally:
+                self._lock.release()
+
+    async def _run(self, export: str, text: str) -> str:
+        if self._stop is not None:
+            raise self._stop
+        return await asyncio.get_running_loop().run_in_executor(self._sandbox._pool, self._step, export, text)
+
+    def _step(self, export: str, text: str) -> str:
+        with self._lock:
+            try:
+                if self._stop is not None:
+                    raise self._stop
+                fresh = self._machine is None
+                if self._machine is None:
+                    self._machine = self._sandbox._machine()
+                    self._machine.store.set_limits(memory_size=self.limits.memory_bytes)
+                answer = self._call(self._machine, export, text)
+            except SandboxError as error:
+                self._stop = self._stop or error
+                raise
+            finally:
+                if self._stop is not None:
+                    self._free()
+        if fresh:
+            self._sandbox._refill_soon()
+        return answer
+
+    def _free(self) -> None:
+        machine, self._machine = self._machine, None
+        if machine is not None:
+            machine.store.close()
+
+    def _call(self, machine: _Machine, export: str, text: str) -> str:
+        """One step in this thread, under its budgets."""
+        _here.guest = self
+        self._step_began = began = time.thread_time()
+        func = machine.start if export == "start" else machine.resume
+        try:
+            answer: str = self._sandbox._ticker.guarded(machine.store, self._check, lambda: func(machine.store, text))
+        except WasmtimeError as error:
+            raise self._stop or _trap(error, self.limits) from None
+        finally:
+            self.cpu_s += time.thread_time() - began
+            _here.guest = None
+        if self._stop is not None:  # closed, or over a budget, in the step's last moments
+            raise self._stop
+        if len(answer) > self.limits.text_bytes:
+            raise OutputLimitExceeded(f"the inferlet answered {len(answer):,} characters at once; the limit is {self.limits.text_bytes:,}")
+        if self.cpu_s > self.limits.total_cpu_s:
+            raise CpuBudgetExceeded(self._over_total())
+        return answer
+
+    def _check(self) -> str | None:
+        """Whether the running step may go on; called in its thread at each epoch tick. Must not raise."""
+        if self._stop is None:
+            used = time.thread_time() - self._step_began
+            if used > self.limits.step_cpu_s:
+                self._stop = CpuBudgetExceeded(f"the inferlet ran for {used:.1f} s of CPU time without awaiting; the limit is {self.limits.step_cpu_s:g} s")
+            elif self.cpu_s + used > self.limits.total_cpu_s:
+                self._stop = CpuBudgetExceeded(self._over_total())
+        return None if self._stop is None else str(self._stop)
+
+    def _over_total(self) -> str:
+        return f"the inferlet used {self.limits.total_cpu_s:g} s of CPU time in total, which is its limit"
+
+
+_here = threading.local()  # .guest: whose step runs in this thread
+
+
+def _host_call(_store: Any, op: str, payload: str) -> str:
+    """host.call of whichever guest runs in this thread. Never raises: wasmtime-py keeps one exception slot for all guests."""
+    try:
+        guest: GuestInstance = _here.guest
+        limit = guest.limits.text_bytes
+        if len(payload) > limit:
+            return _refusal("OutputLimitExceeded", f"{op}: {len(payload):,} characters in one call; the limit is {limit:,}")
+        return guest.port.call(op, payload)
+    except Exception as error:  # the boundary to the guest
+        logging.getLogger(__name__).exception("host op %r failed", op[:40])
+        return _refusal("HostError", f"the host op {op[:40]!r} failed: {type(error).__name__}")
+
+
+def _refusal(kind: str, message: str) -> str:
+    return json.dumps({"error": {"type": kind, "message": message}})
+
+
+def _trap(error: WasmtimeError, limits: Limits) -> SandboxError:
+    """wasmtime gives no codes: the cause is the last line of its message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = "\n".join(lines)
+    last = lines[-1].partition(": ")[2] or lines[-1] if lines else "no message"
+    if "memory" in last and "limit" in last:
+        return MemoryLimitExceeded(f"the inferlet needs more than its {limits.memory_bytes >> 20} MiB of memory")
+    if "call stack exhausted" in text:
+        return GuestTrap("the inferlet nested too deeply and exhausted its stack")
+    if "has not been defined" in last:  # an import that define_unknown_imports_as_traps filled in
+        return GuestTrap(f"the inferlet made a system call that it may not make: {last.partition('`')[2].partition('`')[0]}")
+    return GuestTrap(f"the inferlet crashed: {last}")
