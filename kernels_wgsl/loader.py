@@ -14,9 +14,7 @@ from kernels_wgsl.rules import AdapterClass, Rule, WgslKernel, rule
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
     folder = Path(__file__).parent / "templates"
-    return Environment(  # noqa: S701 (WGSL, not HTML)
-        loader=FileSystemLoader(folder), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
-    )
+    return Environment(loader=FileSystemLoader(folder), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)
 
 
 def _header(made: Rule) -> str:

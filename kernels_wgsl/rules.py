@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Literal
 
 from kernels_wgsl import shapes
@@ -65,7 +66,7 @@ class Params:
     def number(self, key: str) -> float:
         """A finite number."""
         value = self.get(key)
-        if not isinstance(value, int | float) or isinstance(value, bool) or value != value or value in (float("inf"), float("-inf")):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
             raise TemplateError(f"{self.name}: {key} must be a finite number, got {value!r}")
         return float(value)
 
@@ -97,7 +98,8 @@ def _embed(p: Params, adapter: AdapterClass) -> Rule:
     fmt, width = p.choice("fmt", FORMATS), p.size("width")
     if fmt in QUANT_FORMATS and width % BLOCK:
         raise TemplateError(f"embed: width {width} is not a multiple of {BLOCK}, as format {fmt} needs")
-    bindings = (_STEP, ("arena", "r", "array<u32>"), ("quants", "r", _QUANTS_SCALAR[fmt]), ("scales", "r", _SCALES[fmt]), ("out", "rw", "array<f32>"))
+    table = (("quants", "r", _QUANTS_SCALAR[fmt]), ("scales", "r", _SCALES[fmt]))
+    bindings = (_STEP, ("arena", "r", "array<u32>"), *table, ("out", "rw", "array<f32>"))
     values = {"fmt": fmt, "width": width, "vocab": p.size("vocab"), "blocks": width // BLOCK}
     return Rule("embed.wgsl", bindings, 64, (ceil_div(width, 64), p.size("bucket"), 1), 1, values)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pie_core.device.protocol import Buffer, DeviceError, DeviceInfo, DeviceLost, KernelSpec, Launch, LimitError, Weight
@@ -25,9 +26,7 @@ class WebGpuDevice:
     """`gpu` offers GPUError, BufferUsage, ShaderStage and MapMode; `raw` is its device. `map_read` is what map_async takes to
     read; `drain` blocks until the queue is empty, where the host has such a call."""
 
-    def __init__(
-        self, gpu: Any, raw: Any, info: DeviceInfo, *, map_read: Any = None, drain: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, gpu: Any, raw: Any, info: DeviceInfo, *, map_read: Any = None, drain: Callable[[], None] | None = None) -> None:
         self.gpu = gpu
         self.raw = raw
         self.map_read = gpu.MapMode.READ if map_read is None else map_read
@@ -39,6 +38,7 @@ class WebGpuDevice:
         self._reads = ReadPool(self)
         self._uploads = Uploader(self)
         self._lost: str | None = None
+        self._deferred: DeviceError | None = None
 
     @property
     def info(self) -> DeviceInfo:
@@ -58,9 +58,12 @@ class WebGpuDevice:
         self._encoder = None
 
     def check(self) -> None:
-        """Raise DeviceLost when the device is gone."""
+        """Raise DeviceLost when the device is gone, and once the error of a submission that nobody could await."""
         if self._lost is not None:
             raise DeviceLost(f"the WebGPU device is gone: {self._lost}")
+        if self._deferred is not None:
+            error, self._deferred = self._deferred, None
+            raise error
 
     def failed(self, error: BaseException, doing: str) -> DeviceError:
         """The typed error of a failed call; drops the open encoder, which may be invalid now."""
@@ -174,10 +177,8 @@ class WebGpuDevice:
         """The open command encoder; submitted by `flush`, at the latest when the event loop turns."""
         if self._encoder is None:
             self._encoder = self.raw.create_command_encoder()
-            try:
+            with suppress(RuntimeError):  # no running loop: the next read or write submits
                 asyncio.get_running_loop().call_soon(self._flush_soon)
-            except RuntimeError:
-                pass  # no loop: the next read, write or close submits
         return self._encoder
 
     def flush(self) -> None:
@@ -192,8 +193,10 @@ class WebGpuDevice:
             raise self.failed(error, "submit commands") from error
 
     def _flush_soon(self) -> None:
-        if self._lost is None:
+        try:
             self.flush()
+        except DeviceError as error:  # nobody awaits this call: the next one raises it
+            self._deferred = error
 
     def drain(self) -> None:
         """Submit, then wait for the queue where the host can block."""

@@ -108,7 +108,8 @@ class EpiloguePlan:
         """Enqueue one workgroup for each of `lanes` >= 1 lanes from `lane_offset` bytes, a multiple of 256."""
         if lanes < 1 or lane_offset < 0 or lane_offset % LANE_ALIGN:
             raise DeviceError(
-                f"an epilogue plan needs lanes >= 1 and a lane_offset that is a multiple of {LANE_ALIGN} bytes; got lanes {lanes}, lane_offset {lane_offset}"
+                f"an epilogue plan needs lanes >= 1 and a lane_offset that is a multiple of {LANE_ALIGN} bytes; "
+                f"got lanes {lanes}, lane_offset {lane_offset}"
             )
         device = self._device
         device.check()
@@ -130,5 +131,3 @@ def make_plan(device: WebGpuDevice, launches: Sequence[Launch]) -> RecordedPlan 
     if len(launches) == 1 and owned_kernel(launches[0].kernel).grid is None:
         return EpiloguePlan(device, launches[0])
     return RecordedPlan(device, launches)
-
-

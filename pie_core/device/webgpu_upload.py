@@ -67,8 +67,9 @@ class Uploader:
         """See Device.upload."""
         expected = raw_bytes(fmt, rows, cols, label)
         if fmt in PLAIN:
-            return self._plain(fmt, rows, cols, chunks, label, expected)
-        return self._quantised(fmt, rows, cols, chunks, label, expected)
+            return Weight(fmt, rows, cols, self._plain(fmt, chunks, label, expected))
+        quants, scales = self._quantised(fmt, chunks, label, expected)
+        return Weight(fmt, rows, cols, quants, scales)
 
     def _allocate(self, size: int, label: str) -> WebGpuBuffer:
         try:
@@ -76,7 +77,7 @@ class Uploader:
         except LimitError as error:
             raise LimitError(f"{error}. A smaller quantisation of the model would fit, or the cpu device (--device cpu)") from error
 
-    def _plain(self, fmt: str, rows: int, cols: int, chunks: Iterable[memoryview], label: str, expected: int) -> Weight:
+    def _plain(self, fmt: str, chunks: Iterable[memoryview], label: str, expected: int) -> WebGpuBuffer:
         quants = self._allocate(expected + -expected % 4, label)
         offset, carry = 0, b""
         for piece in pieces(chunks, PLAIN[fmt], STAGING_BYTES, expected, label):
@@ -90,9 +91,9 @@ class Uploader:
             self._drain(piece.nbytes)
         if carry:
             self._device.write(quants, offset, _padded(memoryview(carry)))
-        return Weight(fmt, rows, cols, quants)
+        return quants
 
-    def _quantised(self, fmt: str, rows: int, cols: int, chunks: Iterable[memoryview], label: str, expected: int) -> Weight:
+    def _quantised(self, fmt: str, chunks: Iterable[memoryview], label: str, expected: int) -> tuple[WebGpuBuffer, WebGpuBuffer]:
         unit, quant_bytes, scale_bytes = QUANTISED[fmt]
         blocks = expected // unit
         device = self._device
@@ -113,7 +114,7 @@ class Uploader:
             device.dispatch(kernel, group)
             first += count
             self._drain(piece.nbytes)
-        return Weight(fmt, rows, cols, quants, scales)
+        return quants, scales
 
     def _drain(self, nbytes: int) -> None:
         """Bound the host's staging memory: wait now and then until the device has taken what was written."""
