@@ -1,0 +1,128 @@
+// Attention over a paged KV cache: grouped heads, softmax in two passes over scores in scratch.
+//
+// A token is handled alone, so its bits do not depend on the batch. The heads that share a KV head are taken up to four at
+// a time, so that a row of K or V is loaded once for them. Visible positions become a list of row addresses first: windows,
+// sinks and page tables are resolved in one place, and the loops below do not know them.
+#include "device.h"
+#include "simd_math.h"
+
+#define HEADS 4  // heads of one group per pass
+
+// Byte offset of the K (and V) row of every visible position, ascending. False when a page, slot or position is out of range: the row is a fault of the caller and becomes NaN.
+static int visible_rows(const uint32_t *token, RowRange range, uint32_t step_words, uint32_t slots, uint32_t row_bytes, uint32_t *offsets,
+                        uint32_t *count) {
+  uint32_t pos = token[TOKEN_POS], window = token[TOKEN_WINDOW], sinks = token[TOKEN_SINKS], n = 0;
+  uint64_t pages = token[TOKEN_PAGES];
+  uint32_t from = window && pos >= window ? pos - window + 1 : 0;
+  if (pos >= slots || pages + pos / PAGE_TOKENS >= step_words) return 0;
+  for (uint32_t p = 0; p <= pos; p++) {
+    if (p == sinks && p < from) p = from;
+    uint64_t slot = (uint64_t)range.step[pages + p / PAGE_TOKENS] * PAGE_TOKENS + p % PAGE_TOKENS;
+    if (slot >= slots) return 0;
+    offsets[n++] = (uint32_t)slot * row_bytes;
+  }
+  *count = n;
+  return 1;
+}
+
+// scores[h][i] = scale * q[h] . K[i], padded to a multiple of four with -inf.
+INLINE void scores(const int H, const float *q, uint32_t dim, float scale, const uint8_t *k, const uint32_t *offsets, uint32_t n, float *out,
+                   uint32_t stride) {
+  for (uint32_t i = 0; i < n; i++) {
+    const float *row = (const float *)(k + offsets[i]);
+    v128_t even[HEADS], odd[HEADS];
+    for (int h = 0; h < H; h++) even[h] = odd[h] = wasm_f32x4_splat(0.0f);
+#pragma clang loop unroll(disable)
+    for (uint32_t d = 0; d < dim; d += 8) {
+      v128_t k0 = wasm_v128_load(row + d), k1 = wasm_v128_load(row + d + 4);
+      for (int h = 0; h < H; h++) {
+        const float *qh = q + h * dim + d;
+        even[h] = wasm_f32x4_add(even[h], wasm_f32x4_mul(k0, wasm_v128_load(qh)));
+        odd[h] = wasm_f32x4_add(odd[h], wasm_f32x4_mul(k1, wasm_v128_load(qh + 4)));
+      }
+    }
+    for (int h = 0; h < H; h++) out[h * stride + i] = scale * hsum(wasm_f32x4_add(even[h], odd[h]));
+  }
+  for (int h = 0; h < H; h++) fill_f32(out + h * stride + n, stride - n, -__builtin_inff());
+}
+
+// Exponentiates in place and returns 1 / sum. A NaN score reaches the sum.
+static float softmax(float *s, uint32_t n) {
+  v128_t top = wasm_v128_load(s), sum = wasm_f32x4_splat(0.0f);
+  for (uint32_t i = 4; i < n; i += 4) top = wasm_f32x4_max(top, wasm_v128_load(s + i));
+  top = wasm_f32x4_max(top, wasm_i32x4_shuffle(top, top, 2, 3, 0, 1));
+  top = wasm_f32x4_max(top, wasm_i32x4_shuffle(top, top, 1, 0, 3, 2));
+  for (uint32_t i = 0; i < n; i += 4) {
+    v128_t e = simd_exp(wasm_f32x4_sub(wasm_v128_load(s + i), top));
+    wasm_v128_store(s + i, e);
+    sum = wasm_f32x4_add(sum, e);
+  }
+  return 1.0f / hsum(sum);
+}
+
+// out[h] = factor[h] * sum_i p[h][i] V[i], eight columns at a time so that the sums stay in registers.
+INLINE void mix(const int H, const float *p, uint32_t stride, const float *factor, const uint8_t *v, const uint32_t *offsets, uint32_t n,
+                uint32_t dim, float *out) {
+  for (uint32_t d = 0; d < dim; d += 8) {
+    v128_t low[HEADS], high[HEADS];
+    for (int h = 0; h < H; h++) low[h] = high[h] = wasm_f32x4_splat(0.0f);
+#pragma clang loop unroll(disable)
+    for (uint32_t i = 0; i < n; i++) {
+      const float *row = (const float *)(v + offsets[i]) + d;
+      v128_t v0 = wasm_v128_load(row), v1 = wasm_v128_load(row + 4);
+      for (int h = 0; h < H; h++) {
+        v128_t w = wasm_v128_load32_splat(p + h * stride + i);
+        low[h] = wasm_f32x4_add(low[h], wasm_f32x4_mul(w, v0));
+        high[h] = wasm_f32x4_add(high[h], wasm_f32x4_mul(w, v1));
+      }
+    }
+    for (int h = 0; h < H; h++) {
+      v128_t f = wasm_f32x4_splat(factor[h]);
+      wasm_v128_store(out + h * dim + d, wasm_f32x4_mul(low[h], f));
+      wasm_v128_store(out + h * dim + d + 4, wasm_f32x4_mul(high[h], f));
+    }
+  }
+}
+
+INLINE void heads_pass(const int H, const float *q, const uint8_t *k, const uint8_t *v, float *out, const uint32_t *offsets, uint32_t n,
+                       uint32_t dim, float scale, float *s) {
+  uint32_t stride = (n + 3) & ~3u;
+  float factor[HEADS];
+  scores(H, q, dim, scale, k, offsets, n, s, stride);
+  for (int h = 0; h < H; h++) factor[h] = softmax(s + h * stride, stride);
+  mix(H, s, stride, factor, v, offsets, n, dim, out);
+}
+
+// Arguments: q, k_cache, v_cache, out, heads, kv_heads, head_dim, scale, slots. Scratch: (1 + HEADS) * (slots + 4) words.
+uint32_t op_attention(const uint32_t *rec, uint8_t *scratch) {
+  RowRange range;
+  if (!row_range(rec, &range)) return FAULT_STEP;
+  const uint32_t *a = rec + REC_ARGS, heads = a[4], kv_heads = a[5], dim = a[6], slots = a[8], group = heads / kv_heads;
+  const float scale = bits_to_f32(a[7]);
+  uint32_t *offsets = (uint32_t *)(void *)scratch, n = 0;
+  float *s = (float *)(void *)(scratch + 4 * (size_t)((slots + 3) & ~3u));
+  for (uint32_t t = 0; t < range.count; t++) {
+    const float *q = (const float *)at(a[0]) + (size_t)t * heads * dim;
+    float *out = (float *)at_rw(a[3]) + (size_t)t * heads * dim;
+    if (!visible_rows(range.first + t * TOKEN_WORDS, range, rec[REC_STEP_WORDS], slots, kv_heads * dim * 4, offsets, &n)) {
+      fill_f32(out, heads * dim, nan_f32());
+      continue;
+    }
+    for (uint32_t g = 0; g < kv_heads; g++) {
+      const uint8_t *k = (const uint8_t *)at(a[1]) + (size_t)g * dim * 4, *v = (const uint8_t *)at(a[2]) + (size_t)g * dim * 4;
+      for (uint32_t h = g * group; h < (g + 1) * group;) {
+        uint32_t H = (g + 1) * group - h, o = h * dim;
+        if (H >= 4) {
+          heads_pass(4, q + o, k, v, out + o, offsets, n, dim, scale, s), h += 4;
+        } else if (H == 3) {
+          heads_pass(3, q + o, k, v, out + o, offsets, n, dim, scale, s), h += 3;
+        } else if (H == 2) {
+          heads_pass(2, q + o, k, v, out + o, offsets, n, dim, scale, s), h += 2;
+        } else {
+          heads_pass(1, q + o, k, v, out + o, offsets, n, dim, scale, s), h += 1;
+        }
+      }
+    }
+  }
+  return FAULT_NONE;
+}
