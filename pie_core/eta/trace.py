@@ -68,9 +68,10 @@ class Traced(NamedTuple):
 class Trace:
     """A growing program. `table` may hold more rows than eta's (the model language adds its own)."""
 
-    __slots__ = ("_chan_ids", "_chans", "_outputs", "_pending", "channels", "model", "ops", "params", "stage", "table", "words")
+    __slots__ = ("_chan_ids", "_chans", "_outputs", "_pending", "channels", "max_ops", "model", "ops", "params", "stage", "table", "words")
 
-    def __init__(self, stage: str, model: ModelInfo | None = None, table: Mapping[str, Op] = OPS) -> None:
+    def __init__(self, stage: str, model: ModelInfo | None = None, table: Mapping[str, Op] = OPS, max_ops: int = MAX_OPS) -> None:
+        self.max_ops = max_ops
         self.stage = stage
         self.model = model
         self.table = table
@@ -95,8 +96,8 @@ class Trace:
             dtype, shape = row.rule(types, attrs, declared)
         except RuleError as error:
             raise TraceError(f"{row.py or name} {error}") from None
-        if len(self.ops) >= MAX_OPS:
-            raise TraceError(f"{row.py or name}: the program has more than {MAX_OPS} ops; loops of Python unroll while tracing")
+        if len(self.ops) >= self.max_ops:
+            raise TraceError(f"{row.py or name}: the program has more than {self.max_ops} ops; loops of Python unroll while tracing")
         ops = self.ops
         ops.append(Node(name, tuple([a.id for a in args]), attrs, dtype, shape))
         return Tensor(self, len(ops) - 1, dtype, shape)

@@ -1,0 +1,138 @@
+"""The engine's runner over a real model: packs a step into one write, runs its plans, and starts the read-back."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from pie_core.device.protocol import Device, DeviceError, EpilogueSpec, Launch, Plan
+from pie_core.engine.runner import ROW_WORDS, RunnerLimits, StepBatch
+from pie_core.engine.step_buffer import HEADER_WORDS, pack_step
+from pie_core.eta.program import Program
+from pie_core.models.registry import resolve
+from pie_core.poem import trace_model
+from pie_core.poem.compile import CompiledModel, Tables
+from pie_core.weights import Checkpoint
+
+MAX_READS = 64  # read-out rows of one step: bounds the logits buffer
+ARENA_WORDS = 1 << 18  # 1 MiB of channel cells
+RESULTS_WORDS = 1 << 16
+TABLE_WORDS = 1 << 15
+LANE_WORDS = 1 << 14
+EPILOGUE_PLANS = 256  # compiled epilogues kept
+
+
+class ModelRunner:
+    """Implements `engine.runner.Runner` on a Device. Buffers outlive the plans; nothing here awaits."""
+
+    def __init__(self, device: Device, model: CompiledModel, tables: Tables, limits: RunnerLimits) -> None:
+        self.device, self.model, self._limits = device, model, limits
+        self._step, self._arena = tables.step, tables.arena
+        self._results = device.create_buffer(4 * limits.results_words, "results")
+        self._epilogues: OrderedDict[str, Plan] = OrderedDict()
+
+    @classmethod
+    def load(
+        cls,
+        device: Device,
+        checkpoint: Checkpoint,
+        *,
+        poem: Path | None = None,
+        kv_pool_bytes: int = 512 << 20,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> ModelRunner:
+        """Trace the checkpoint's model, upload its weights and allocate `kv_pool_bytes` (rounded down to pages) of KV cache.
+
+        `progress(done, total)` counts checkpoint bytes. Raises UnknownArchitecture, PoemError, WeightsError, DeviceError;
+        DeviceError too when the pool holds less than one page.
+        """
+        checkpoint.check_runnable()
+        model_class = resolve(checkpoint.metadata, poem)
+        config = model_class.Config.from_metadata(checkpoint.metadata)
+        graph = trace_model(model_class, config, checkpoint)
+        page = CompiledModel.page_bytes(graph)
+        pages = min(kv_pool_bytes // page, 1 << 20)
+        if pages < 1:
+            raise DeviceError(f"the KV pool of {kv_pool_bytes} bytes is smaller than one page of {page} bytes; raise --kv-pool-mb")
+        max_tokens = device.token_buckets[-1]
+        words = HEADER_WORDS + ROW_WORDS * max_tokens + MAX_READS + TABLE_WORDS + 64 + LANE_WORDS
+        tables = Tables(device.create_buffer(4 * words, "step"), device.create_buffer(4 * ARENA_WORDS, "arena"))
+        model = CompiledModel(device, graph, checkpoint, tables, pages=pages, max_reads=MAX_READS, progress=progress)
+        limits = RunnerLimits(
+            max_tokens=max_tokens,
+            max_reads=model.max_reads,
+            context=config.context,
+            pages=pages,
+            vocab=config.vocab,
+            hidden=config.width,
+            arena_words=ARENA_WORDS,
+            results_words=RESULTS_WORDS,
+            table_words=TABLE_WORDS,
+            lane_words=LANE_WORDS,
+        )
+        return cls(device, model, tables, limits)
+
+    @property
+    def limits(self) -> RunnerLimits:
+        """Sizes that the engine keeps every step within."""
+        return self._limits
+
+    def prepare(self, program: Program) -> None:
+        """Compile `program`'s kernel unless it is cached. Raises DeviceError."""
+        self._epilogue(program)
+
+    def submit(self, batch: StepBatch) -> StepRun:
+        """Enqueue one step: one write, the body, the head when something is read, the epilogues, the read-back."""
+        packed = pack_step(batch)
+        device, model = self.device, self.model
+        device.write(self._step, 0, packed.data)
+        model.body(batch.n_tokens).run()
+        if batch.reads:
+            model.head(len(batch.reads)).run()
+        for group in packed.groups:
+            self._epilogue(group.program).run(lane_offset=group.lane_offset, lanes=group.lanes)
+        return StepRun(device.read(self._results, 0, 4 * max(1, batch.results_words)))
+
+    def write_arena(self, word: int, data: bytes | bytearray | memoryview) -> None:
+        """Write u32 words at word offset `word` of the arena, before any later step."""
+        self.device.write(self._arena, 4 * word, data)
+
+    def copy_page(self, src: int, dst: int) -> None:
+        """Copy one KV page in every layer."""
+        self.model.copy_page(src, dst)
+
+    def close(self) -> None:
+        """Release the device with everything on it."""
+        self.device.close()
+
+    def _epilogue(self, program: Program) -> Plan:
+        plan = self._epilogues.get(program.hash)
+        if plan is not None:
+            self._epilogues.move_to_end(program.hash)
+            return plan
+        buffers = {
+            "logits": self.model.logits,
+            "hidden": self.model.hidden,
+            "arena": self._arena,
+            "lanes": self._step,
+            "results": self._results,
+        }
+        plan = self.device.compile_plan([Launch(self.device.compile(EpilogueSpec(program)), buffers)])
+        self._epilogues[program.hash] = plan
+        if len(self._epilogues) > EPILOGUE_PLANS:
+            self._epilogues.popitem(last=False)
+        return plan
+
+
+class StepRun:
+    """A step that was enqueued; `results` resolves when its read-back has arrived."""
+
+    __slots__ = ("_read",)
+
+    def __init__(self, read: Awaitable[bytes]) -> None:
+        self._read = read
+
+    async def results(self) -> bytes:
+        """The step's results region (u32 words, little endian). Raises DeviceError."""
+        return await self._read
