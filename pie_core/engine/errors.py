@@ -27,6 +27,10 @@ class InvalidState(EngineError):
     """A handle was used in a state that does not allow it (closed, dropped, already used)."""
 
 
+class PipelineClosed(InvalidState):
+    """A submit to a pipeline after its close."""
+
+
 class UnsupportedGeometry(EngineError):
     """An attention geometry that this engine does not run."""
 
@@ -43,8 +47,8 @@ class ArenaFull(EngineError):
     """The device memory for channel cells is used up."""
 
 
-class LimitExceeded(EngineError):
-    """A cap of the instance or of one step was passed."""
+class BudgetExceeded(EngineError):
+    """A cap of the instance was passed."""
 
 
 class ChannelError(EngineError):
@@ -67,12 +71,8 @@ class InstanceClosed(EngineError):
     """The instance was closed before the result arrived."""
 
 
-class PassFault(EngineError):
-    """The device reported a fault in this pass (a NaN row, an id outside the vocabulary)."""
-
-
-class StepFailed(EngineError):
-    """The device failed the step that this pass ran in."""
+class PassFailed(EngineError):
+    """The pass failed on the device: a NaN row, an id outside the vocabulary, or the step that it ran in."""
 
 
 class EngineLost(EngineError):

@@ -1,0 +1,249 @@
+"""Channel: a ring of capacity + 1 cells in the device arena, with the host's side of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Literal
+
+from pie_core.engine.arena import Arena
+from pie_core.engine.errors import ChannelEmpty, ChannelError, ChannelFull, EngineError
+from pie_core.engine.order import Ordered
+from pie_core.engine.values import DTYPES, Value, elements, pack_words
+
+if TYPE_CHECKING:
+    from pie_core.engine.pipeline import Pipeline
+
+HostRole = Literal["reader", "writer"] | None
+Sink = Callable[[Value | None, EngineError | None], None]
+WriteArena = Callable[[int, bytes], None]
+
+MAX_CELL_WORDS = 1 << 20
+MAX_CAPACITY = 1 << 12
+
+
+class Channel:
+    """Single producer, single consumer. Cells are numbered from 0 on; cell n lives in ring slot n % (capacity + 1).
+
+    `head` is the next cell to take, `tail` the next to put, both counted when a pass is scheduled, so the device never
+    searches. The spare slot keeps the cell that a pass scheduled ahead took, until it is known not to be cancelled.
+    A host-written cell is reserved when its pass is accepted (`reserved`). Host readers see a cell once its step was read.
+    """
+
+    __slots__ = (
+        "_arena",
+        "_base",
+        "_host_cells",
+        "_steps",
+        "_waiters",
+        "_write",
+        "capacity",
+        "cell_words",
+        "closed",
+        "dtype",
+        "head",
+        "host",
+        "order",
+        "pending",
+        "pipe",
+        "poison",
+        "reserved",
+        "shape",
+        "shared",
+        "stops",
+        "tail",
+    )
+
+    def __init__(
+        self,
+        arena: Arena,
+        write: WriteArena,
+        dtype: str,
+        shape: tuple[int, ...],
+        capacity: int,
+        *,
+        seed: Iterable[int] | None = None,
+        host: HostRole = None,
+    ) -> None:
+        check_channel(dtype, shape, capacity, host)
+        self.dtype = dtype
+        self.shape = shape
+        self.capacity = capacity
+        self.host: HostRole = host
+        self.cell_words = elements(shape)
+        self._arena = arena
+        self._write = write
+        self.closed = False
+        self.head = 0
+        self.tail = 0
+        self.reserved = 0
+        self.pending = 0  # puts of passes accepted and not settled
+        self.order = Ordered()  # orders `set` of a host writer against the passes that use the cell it replaces
+        self.poison: tuple[int, EngineError] | None = None  # (first bad cell, cause): that cell and all later ones
+        self.pipe: Pipeline | None = None
+        self.shared = False
+        self.stops: Pipeline | None = None  # the pipeline that the first true value ends
+        self._steps = [-1] * (capacity + 1)  # step in which each slot was written; -1 for host-written cells
+        self._host_cells: deque[Value] = deque()
+        self._waiters: deque[tuple[bool, Sink]] = deque()  # (take?, sink)
+        words = None if seed is None else pack_words(seed, self.cell_words, f"the seed of a {self.describe()}")
+        self._base = arena.allocate(self.cell_words * (capacity + 1))
+        if words is not None:
+            write(self._base, words)
+            self.tail = 1
+
+    def describe(self) -> str:
+        """dtype and shape, for messages."""
+        return f"{self.dtype}{list(self.shape)} channel"
+
+    def offset(self, cell: int) -> int:
+        """Arena word offset of cell number `cell`."""
+        return self._base + (cell % (self.capacity + 1)) * self.cell_words
+
+    # --- the device's side, called by the scheduler
+
+    @property
+    def read_back(self) -> bool:
+        """Whether values put by a pass must be copied to the results region."""
+        return self.host == "reader" or self.stops is not None
+
+    def full_for(self, step: int) -> bool:
+        """Whether a pass of `step` can take or read the front cell: it exists and an earlier step wrote it."""
+        return self.tail > self.head and self._steps[self.head % (self.capacity + 1)] < step
+
+    def room(self) -> bool:
+        """Whether a pass can put. A host reader's cells count until the host takes them; the stop watcher alone never fills a ring."""
+        return self.tail - self.head < self.capacity or (self.stops is not None and self.host is None)
+
+    def produce(self, step: int) -> int:
+        """The number of the cell that a pass of `step` puts."""
+        cell = self.tail
+        self._steps[cell % (self.capacity + 1)] = step
+        self.tail = cell + 1
+        return cell
+
+    def poisoned_at(self, cell: int) -> EngineError | None:
+        """The cause when cell number `cell` holds nothing usable."""
+        return self.poison[1] if self.poison is not None and cell >= self.poison[0] else None
+
+    def fail_from(self, cell: int, cause: EngineError) -> None:
+        """Poison cell number `cell` and all later ones; whoever waits for them gets `cause`."""
+        if self.poison is None or cell < self.poison[0]:
+            self.poison = (cell, cause)
+        self._settle_waiters()
+
+    # --- the host's side
+
+    def put(self, words: Iterable[int]) -> None:
+        """Write the next cell. Raises ChannelFull, ChannelError."""
+        self._require("writer", "put")
+        data = pack_words(words, self.cell_words, f"put into a {self.describe()}")
+        if not self.room():
+            raise ChannelFull(
+                f"put: the ring holds {self.tail - self.head} of {self.capacity} cells; await a pass that takes one, or raise the capacity",
+                capacity=self.capacity,
+            )
+        self._write(self.offset(self.tail), data)
+        self._steps[self.tail % (self.capacity + 1)] = -1
+        self.tail += 1
+
+    def set(self, words: Iterable[int]) -> None:
+        """Replace the front cell that no accepted pass has taken (put when there is none), after the passes accepted so far."""
+        self._require("writer", "set")
+        data = pack_words(words, self.cell_words, f"set of a {self.describe()}")
+
+        def replace() -> None:
+            if self.closed:
+                return
+            if self.reserved < self.tail:
+                self._write(self.offset(self.reserved), data)
+            else:
+                self._write(self.offset(self.tail), data)
+                self._steps[self.tail % (self.capacity + 1)] = -1
+                self.tail += 1
+
+        self.order.run(replace)
+
+    def reserve(self, *, take: bool) -> int:
+        """The host-written cell that a pass accepted now will use. Raises ChannelEmpty."""
+        if self.reserved >= self.tail:
+            raise ChannelEmpty(
+                f"the pass {'takes' if take else 'reads'} a cell of a host-written {self.describe()}, "
+                "but every cell put so far is spoken for: put one before submit"
+            )
+        cell = self.reserved
+        if take:
+            self.reserved += 1
+        return cell
+
+    def receive(self, take: bool, sink: Sink) -> None:
+        """Give `sink` the front value (removed when `take`), now or when a pass has put it. Raises ChannelError, ChannelEmpty."""
+        self._require("reader", "take" if take else "read")
+        self._waiters.append((take, sink))
+        self._settle_waiters()
+
+    def deliver(self, value: Value) -> None:
+        """A value that a settled pass put, in order."""
+        if self.host == "reader":
+            self._host_cells.append(value)
+            self._settle_waiters()
+        else:
+            self.head += 1  # only the stop watcher looks at it
+
+    def settled(self) -> None:
+        """A put that was accepted is settled or cancelled."""
+        self.pending -= 1
+        self._settle_waiters()
+
+    def close(self, cause: EngineError) -> None:
+        """Give the cells back; waiting host takes get `cause`."""
+        if self.closed:
+            return
+        self.closed = True
+        self._arena.release(self._base, self.cell_words * (self.capacity + 1))
+        waiters, self._waiters = self._waiters, deque()
+        for _, sink in waiters:
+            sink(None, cause)
+
+    # --- inside
+
+    def _settle_waiters(self) -> None:
+        waiters, cells = self._waiters, self._host_cells
+        while waiters and cells:
+            take, sink = waiters.popleft()
+            value = cells[0]
+            if take:
+                cells.popleft()
+                self.head += 1
+            sink(value, None)
+        while waiters and not cells:
+            cause = self.poisoned_at(self.head)
+            if cause is None and self._reachable(len(waiters)):
+                return
+            _, sink = waiters.pop()
+            sink(None, cause or ChannelEmpty(f"no submitted pass puts the value that this take of a {self.describe()} waits for"))
+
+    def _reachable(self, waiters: int) -> bool:
+        reads = sum(1 for take, _ in self._waiters if not take)
+        return self.pending > 0 and waiters - reads <= self.pending
+
+    def _require(self, role: HostRole, verb: str) -> None:
+        if self.closed:
+            raise ChannelError(f"{verb}: the channel is closed")
+        if self.host != role:
+            what = "device-only" if self.host is None else f"host-{self.host}"
+            raise ChannelError(f"{verb} on a {what} {self.describe()}; create it with host={role!r}")
+
+
+def check_channel(dtype: str, shape: tuple[int, ...], capacity: int, host: str | None) -> None:
+    """Raises ChannelError naming the wrong field."""
+    if dtype not in DTYPES:
+        raise ChannelError(f"channel dtype {dtype!r} is unknown; known: {', '.join(DTYPES)}")
+    if len(shape) > 4 or any(not isinstance(n, int) or n < 1 for n in shape):
+        raise ChannelError(f"channel shape {list(shape)} needs at most 4 extents, each >= 1")
+    if elements(shape) > MAX_CELL_WORDS:
+        raise ChannelError(f"a channel cell of shape {list(shape)} has {elements(shape)} elements; the most is {MAX_CELL_WORDS}")
+    if not isinstance(capacity, int) or not 1 <= capacity <= MAX_CAPACITY:
+        raise ChannelError(f"channel capacity {capacity!r} must be 1 .. {MAX_CAPACITY}")
+    if host not in (None, "reader", "writer"):
+        raise ChannelError(f"channel host role {host!r} must be 'reader', 'writer' or null")

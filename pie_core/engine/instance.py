@@ -1,0 +1,403 @@
+"""Instance: what one request owns in the engine (working sets, pipelines, channels), freed together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pie_core.engine.channel import Channel, HostRole
+from pie_core.engine.errors import BudgetExceeded, EngineError, InstanceClosed, InvalidPass, InvalidState, PipelineClosed
+from pie_core.engine.forward import ChannelUse, Pass, PassSink, PassSpec, check_parts
+from pie_core.engine.pages import PageOwner
+from pie_core.engine.pipeline import ForkEntry, Pipeline
+from pie_core.engine.program_info import ProgramInfo
+from pie_core.engine.values import Value
+from pie_core.engine.working_set import WorkingSet
+
+if TYPE_CHECKING:
+    from pie_core.engine.loop import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLimits:
+    """Caps of one instance. `pages` None: the whole pool."""
+
+    pages: int | None = None
+    outstanding: int = 1024  # passes accepted and not ended
+    handles: int = 8192  # working sets, pipelines and channels alive
+
+
+class Instance(PageOwner):
+    """Every method runs on the engine's loop. `age` grows with each instance opened."""
+
+    __slots__ = ("active", "age", "channels", "closed", "engine", "limits", "name", "outstanding", "pipelines", "tenant", "working_sets")
+
+    def __init__(self, engine: Engine, name: str, tenant: str, limits: InstanceLimits, age: int) -> None:
+        super().__init__(engine.pool.total if limits.pages is None else limits.pages)
+        self.engine = engine
+        self.name = name
+        self.tenant = tenant
+        self.limits = limits
+        self.age = age
+        self.closed = False
+        self.outstanding = 0
+        self.active: dict[Pipeline, None] = {}  # pipelines with queued entries
+        self.pipelines: dict[Pipeline, None] = {}
+        self.working_sets: dict[WorkingSet, None] = {}
+        self.channels: dict[Channel, None] = {}
+
+    # --- handles
+
+    def working_set(self) -> WorkingSet:
+        """A new, empty working set."""
+        self._room()
+        ws = WorkingSet(self.engine.pool, self)
+        self.working_sets[ws] = None
+        return ws
+
+    def fork(self, ws: WorkingSet, pipe: Pipeline | None = None, *, buffer: bool = False) -> WorkingSet:
+        """A working set that shares the frozen prefix of `ws` (and its buffer when asked), after what `pipe` has accepted;
+        without a pipe, after the passes on `ws` that were accepted so far. No tokens are copied. Raises InvalidState."""
+        self._own(ws)
+        self._room()
+        child = WorkingSet(self.engine.pool, self, born=False)
+        self.working_sets[child] = None
+        entry = ForkEntry(ws, child, buffer) if pipe is not None else None
+        if pipe is not None and entry is not None:
+            if not pipe.queue and not (pipe.stop_channel is not None and pipe.flying) and entry.ready():
+                entry.run()
+            else:
+                self._enqueue(pipe, entry)
+            return child
+
+        def run() -> None:
+            if not child.dropped:
+                if ws.error is not None:
+                    child.error = ws.error
+                    child.be_born()
+                else:
+                    ws.fork_into(child, buffer=buffer)
+
+        ws.order.run(run)
+        return child
+
+    def commit(self, ws: WorkingSet, n: int) -> None:
+        """Freeze the first `n` buffered tokens, after the passes accepted so far."""
+        self._edit(ws, lambda: ws.commit(n))
+
+    def discard(self, ws: WorkingSet, n: int) -> None:
+        """Drop the last `n` buffered tokens, after the passes accepted so far."""
+        self._edit(ws, lambda: ws.discard(n))
+
+    def truncate(self, ws: WorkingSet, length: int) -> None:
+        """Cut back to `length`, after the passes accepted so far."""
+        self._edit(ws, lambda: ws.truncate(length))
+
+    def length(self, ws: WorkingSet, sink: Callable[[Value | None, EngineError | None], None]) -> None:
+        """Tell `sink` the length, after the passes accepted so far."""
+        self._own(ws)
+        ws.order.run(lambda: sink(None, ws.error) if ws.error is not None else sink(ws.length, None))
+
+    def drop(self, ws: WorkingSet) -> None:
+        """Free the pages, after the passes accepted so far; the handle is gone at once."""
+        self._own(ws)
+        ws.leaving = True
+
+        def run() -> None:
+            if ws in self.working_sets:  # else the instance was closed
+                del self.working_sets[ws]
+                ws.drop()
+                self.engine.poke()
+
+        ws.order.run(run)
+
+    def pipeline(self) -> Pipeline:
+        """A new pipeline."""
+        self._room()
+        pipe = Pipeline(self)
+        self.pipelines[pipe] = None
+        return pipe
+
+    def close_pipeline(self, pipe: Pipeline) -> None:
+        """No more submits to `pipe`; what it accepted still settles."""
+        pipe.close()
+        self.pipelines.pop(pipe, None)
+
+    def channel(
+        self, dtype: str, shape: Sequence[int] = (), capacity: int = 1, *, seed: Iterable[int] | None = None, host: HostRole = None
+    ) -> Channel:
+        """A new channel. `seed`: words of its first cell; `host`: "reader", "writer" or None. Raises ChannelError, ArenaFull."""
+        self._room()
+        engine = self.engine
+        channel = Channel(engine.arena, engine.runner.write_arena, dtype, tuple(shape), capacity, seed=seed, host=host)
+        self.channels[channel] = None
+        return channel
+
+    def put(self, channel: Channel, words: Iterable[int]) -> None:
+        """Put one cell of u32 words. Raises ChannelFull, ChannelError."""
+        channel.put(words)
+        self.engine.poke()
+
+    def set(self, channel: Channel, words: Iterable[int]) -> None:
+        """Replace the committed front. Raises ChannelError."""
+        channel.set(words)
+        self.engine.poke()
+
+    def take(self, channel: Channel) -> asyncio.Future[Value]:
+        """The next value of a host-reader channel, removed."""
+        return self._receive(channel, True)
+
+    def read(self, channel: Channel) -> asyncio.Future[Value]:
+        """The next value of a host-reader channel, left in place."""
+        return self._receive(channel, False)
+
+    def receive(self, channel: Channel, take: bool, sink: Callable[[Value | None, EngineError | None], None]) -> None:
+        """`take` or `read` with a callback."""
+
+        def settle(value: Value | None, error: EngineError | None) -> None:
+            self.engine.poke()  # a pass may wait for the room
+            sink(value, error)
+
+        channel.receive(take, settle)
+
+    # --- passes
+
+    def submit(self, pipe: Pipeline, spec: PassSpec) -> list[asyncio.Future[Value]]:
+        """Hand a pass over; one future for each returned output (one of None when the pass has no epilogue).
+        Raises InvalidPass, InvalidState, ChannelError, BudgetExceeded, EngineLost at once; other errors reject the futures."""
+        loop = asyncio.get_running_loop()
+        count = max(1, len(spec.program.outs)) if spec.program is not None else 1
+        futures: list[asyncio.Future[Value]] = [loop.create_future() for _ in range(count)]
+
+        def sink(_: Pass, values: list[Value] | None, error: EngineError | None) -> None:
+            for k, future in enumerate(futures):
+                if future.done():
+                    continue
+                if error is not None:
+                    future.set_exception(error)
+                    future.exception()  # an output that nobody awaits is no fault of its own
+                else:
+                    future.set_result(values[k] if values else True)
+
+        self.submit_with(pipe, spec, sink)
+        return futures
+
+    def submit_with(self, pipe: Pipeline, spec: PassSpec, sink: PassSink) -> Pass:
+        """`submit` with one callback for the whole pass, called on the loop when it ends; it must not call the engine."""
+        engine = self.engine
+        engine.check_alive()
+        if self.closed:
+            raise InstanceClosed(f"instance {self.name!r} is closed")
+        if pipe.closed:
+            raise PipelineClosed("submit: the pipeline is closed; make a new one")
+        if self.outstanding >= self.limits.outstanding:
+            raise BudgetExceeded(f"{self.outstanding} passes are outstanding, the most is {self.limits.outstanding}: await some first")
+        parts = check_parts(spec, engine.limits)
+        for part in parts:
+            self._own(part.ws)
+        info = engine.program_info(spec.program) if spec.program is not None else None
+        params = tuple(spec.params)
+        uses, lane_uses, embed = self._uses(pipe, spec, info, params)
+        if info is not None:
+            rows = sum(len(p.reads) for p in parts)
+            if rows < info.rows:
+                raise InvalidPass(f"program: it looks at read-out {info.rows - 1}, the pass has {rows}: read more positions")
+        work = Pass(
+            self,
+            pipe,
+            parts=parts,
+            geometry=spec.geometry,
+            info=info,
+            params=params,
+            uses=uses,
+            lane_uses=lane_uses,
+            embed=embed,
+            sink=sink,
+            accepted_at=engine.now(),
+        )
+        if embed is not None and work.remaining > engine.limits.max_tokens:
+            raise InvalidPass(f"tokens: {work.remaining} ids of a channel must run in one step of at most {engine.limits.max_tokens}")
+        self._reserve_cells(uses)
+        # nothing below can refuse
+        self.outstanding += 1
+        for part in parts:
+            part.ticket = part.ws.order.enter()
+            if part.ws.pipe is not pipe:
+                part.ws.shared = part.ws.shared or part.ws.pipe is not None
+                part.ws.pipe = pipe
+        for use in uses:
+            channel = use.channel
+            if use.puts:
+                channel.pending += 1
+            if channel.host == "writer":
+                use.ticket = channel.order.enter()
+            if channel.pipe is not pipe:
+                channel.shared = channel.shared or channel.pipe is not None
+                channel.pipe = pipe
+        if pipe.stopped:
+            work.undo(engine.skipped())
+            return work
+        self._enqueue(pipe, work)
+        return work
+
+    def idle(self, pipe: Pipeline) -> None:
+        """The queue of `pipe` ran empty."""
+        self.active.pop(pipe, None)
+        if not self.active:
+            self.engine.scheduler.instances.pop(self, None)
+
+    def stuck(self) -> bool:
+        """Whether no queued pass can ever run unless this instance itself does something: nothing is in flight, and every
+        pipeline's next entry waits for a cell or a working set, not for pages or a turn."""
+        if not self.active or any(pipe.flying for pipe in self.pipelines) or any(pipe.flying for pipe in self.active):
+            return False
+        return all(self._waits_for_self(pipe.queue[0]) for pipe in self.active)
+
+    def close(self) -> None:
+        """End everything: queued passes are cancelled, every page, cell and handle is free at once, results of passes in
+        flight are dropped when they land. Twice is harmless."""
+        if self.closed:
+            return
+        self.closed = True
+        cause = InstanceClosed(f"instance {self.name!r} was closed")
+        engine = self.engine
+        for pipe in {**self.pipelines, **self.active}:
+            pipe.closed = True
+            engine.forget_return(pipe)
+            for work in [*pipe.flying, *pipe.queue]:
+                if isinstance(work, Pass):
+                    work.abandon(cause)
+            pipe.queue.clear()
+        for ws in self.working_sets:
+            ws.drop()
+        for channel in self.channels:
+            channel.close(cause)
+        self.active.clear()
+        self.working_sets.clear()
+        self.pipelines.clear()
+        self.channels.clear()
+        engine.closed_instance(self)
+
+    # --- inside
+
+    def _room(self) -> None:
+        self.engine.check_alive()
+        if self.closed:
+            raise InstanceClosed(f"instance {self.name!r} is closed")
+        handles = len(self.working_sets) + len(self.pipelines) + len(self.channels)
+        if handles >= self.limits.handles:
+            raise BudgetExceeded(f"the instance holds {handles} handles, the most is {self.limits.handles}: drop some")
+
+    def _own(self, ws: WorkingSet) -> None:
+        if ws.leaving or ws not in self.working_sets:
+            raise InvalidState("the working set was dropped, or belongs to another instance")
+
+    def _edit(self, ws: WorkingSet, edit: Callable[[], None]) -> None:
+        self._own(ws)
+
+        def run() -> None:
+            if ws.dropped or ws.error is not None:
+                return
+            try:
+                edit()
+            except EngineError as error:
+                ws.error = error  # nobody awaits an edit: the next use of the set raises it
+            self.engine.poke()
+
+        ws.order.run(run)
+
+    def _receive(self, channel: Channel, take: bool) -> asyncio.Future[Value]:
+        future: asyncio.Future[Value] = asyncio.get_running_loop().create_future()
+
+        def sink(value: Value | None, error: EngineError | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+                future.exception()
+            elif value is not None:
+                future.set_result(value)
+
+        self.receive(channel, take, sink)
+        return future
+
+    def _uses(
+        self, pipe: Pipeline, spec: PassSpec, info: ProgramInfo | None, params: tuple[int, ...]
+    ) -> tuple[list[ChannelUse], list[ChannelUse], ChannelUse | None]:
+        """(each channel once, in the program's order, the one that feeds the tokens). Raises InvalidPass, ChannelError."""
+        n_channels, n_params = (len(info.channels), info.params) if info is not None else (0, 0)
+        if len(spec.channels) != n_channels or len(params) != n_params:
+            raise InvalidPass(
+                f"the program has {n_channels} channels and {n_params} parameters, the pass gives {len(spec.channels)} and {len(params)}"
+            )
+        for k, word in enumerate(params):
+            if type(word) is not int or not 0 <= word < 1 << 32:
+                raise InvalidPass(f"params[{k}] = {word!r} is not a 32-bit word")
+        embed = None
+        uses: list[ChannelUse] = []
+        lane_uses: list[ChannelUse] = []
+        if isinstance(spec.tokens, Channel):
+            embed = ChannelUse(spec.tokens, uses_front=True, takes=True, puts=False)
+            uses.append(embed)
+        if info is not None:
+            for k, (channel, chan, effect) in enumerate(zip(spec.channels, info.channels, info.effects, strict=True)):
+                if (channel.dtype, channel.shape) != (chan.dtype, chan.shape):
+                    raise InvalidPass(f"channels[{k}] is a {channel.describe()}, the program expects {chan.dtype}{list(chan.shape)}")
+                if embed is not None and channel is embed.channel:
+                    if effect.uses_cell:
+                        raise InvalidPass(f"channels[{k}]: its cell feeds the pass's tokens, so the program may only put into it")
+                    use, embed.puts = embed, bool(effect.puts)
+                elif any(channel is other.channel for other in lane_uses):
+                    raise InvalidPass(f"channels[{k}]: the same channel twice; a program has one entry for each")
+                else:
+                    use = ChannelUse(channel, uses_front=effect.uses_cell, takes=bool(effect.takes), puts=bool(effect.puts))
+                    uses.append(use)
+                lane_uses.append(use)
+        for use in uses:
+            self._check_role(use, pipe)
+        return uses, lane_uses, embed
+
+    def _check_role(self, use: ChannelUse, pipe: Pipeline) -> None:
+        channel = use.channel
+        if channel.closed or channel not in self.channels:
+            raise InvalidState("the channel is closed, or belongs to another instance")
+        if use.uses_front and (channel.host == "reader" or channel.stops is not None):
+            raise InvalidPass(f"a pass cannot take from a {channel.describe()} that the host reads: use a second channel")
+        if use.puts and channel.host == "writer":
+            raise InvalidPass(f"a pass cannot put into a host-written {channel.describe()}: use a second channel")
+        other = channel.pipe
+        if channel.host == "writer" and other is not None and other is not pipe and not (other.closed or other.stopped):
+            raise InvalidPass(f"a host-written {channel.describe()} has one consumer, but two pipelines take from it: use one each")
+
+    @staticmethod
+    def _reserve_cells(uses: list[ChannelUse]) -> None:
+        written = [use for use in uses if use.channel.host == "writer" and use.uses_front]
+        for use in written:
+            use.channel.reserve(take=False)  # raises before anything is taken
+        for use in written:
+            if use.takes:
+                use.channel.reserve(take=True)
+
+    def _enqueue(self, pipe: Pipeline, entry: Pass | ForkEntry) -> None:
+        pipe.queue.append(entry)
+        self.active[pipe] = None
+        engine = self.engine
+        engine.scheduler.instances[self] = None
+        engine.returned(pipe)
+        engine.poke()
+
+    @staticmethod
+    def _waits_for_self(entry: Pass | ForkEntry) -> bool:
+        if isinstance(entry, ForkEntry):
+            return not entry.ready()
+        if any(not part.ws.born or not part.ws.order.may_run(part.ticket) for part in entry.parts):
+            return True
+        for use in entry.uses:
+            channel = use.channel
+            if channel.poison is not None:
+                return False
+            if (use.uses_front and channel.tail <= channel.head) or (use.puts and not use.takes and not channel.room()):
+                return True
+        return False

@@ -1,0 +1,305 @@
+"""Engine: owns pages, arena and instances, and runs the step loop over a Runner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any
+
+from pie_core.device.protocol import DeviceError, DeviceLost
+from pie_core.engine.arena import Arena
+from pie_core.engine.errors import EngineError, EngineLost, EngineStopped, OutOfPages, PassFailed, PassSkipped
+from pie_core.engine.forward import Pass
+from pie_core.engine.instance import Instance, InstanceLimits
+from pie_core.engine.linger import Linger
+from pie_core.engine.metrics import Metrics, StepRecord
+from pie_core.engine.pages import PagePool
+from pie_core.engine.pipeline import Pipeline
+from pie_core.engine.program_info import ProgramInfo, ProgramInfos
+from pie_core.engine.runner import Runner
+from pie_core.engine.scheduler import Scheduler
+from pie_core.engine.settle import settle_passes
+from pie_core.engine.step import Step
+from pie_core.eta.program import Program
+
+AHEAD = 2  # steps in flight at most: one runs, the next is enqueued
+
+
+class _Flight:
+    """A step that was submitted and not read."""
+
+    __slots__ = ("step", "submitted", "task")
+
+    def __init__(self, step: Step, submitted: float, task: asyncio.Task[bytes | bytearray | memoryview]) -> None:
+        self.step = step
+        self.submitted = submitted
+        self.task = task
+
+
+class Engine:
+    """Everything runs on one asyncio loop; nothing here may be called from another thread.
+
+    `start()` begins the step loop on the running loop, `await stop()` ends it and fails what is left. In between,
+    `open_instance` gives out Instances.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.limits = runner.limits
+        self.pool = PagePool(self.limits.pages)
+        self.arena = Arena(self.limits.arena_words)
+        self.metrics = Metrics()
+        self.instances: dict[Instance, None] = {}
+        self.scheduler = Scheduler(self.limits, self.pool, runner.copy_page)
+        self.lost: EngineError | None = None
+        self._infos = ProgramInfos(self.limits)
+        self._linger = Linger()
+        self._flights: deque[_Flight] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._wake: asyncio.Future[None] | None = None
+        self._dirty = False  # something happened since the last fill
+        self._stopping = False
+        self._opened = 0
+        self._number = 0
+
+    # --- life
+
+    def start(self) -> None:
+        """Begin the step loop on the running event loop. Raises RuntimeError when it was started before."""
+        if self._task is not None:
+            raise RuntimeError("the engine was started before; make a new one")
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._run(), name="engine")
+
+    async def stop(self) -> None:
+        """End the loop after the steps in flight, and close every instance. Twice is harmless."""
+        self._stopping = True
+        self.poke()
+        if self._task is not None:
+            await self._task
+        self._end(self.lost or EngineStopped("the engine was stopped"))
+
+    def open_instance(self, name: str, tenant: str = "", limits: InstanceLimits | None = None) -> Instance:
+        """What one request owns. Raises EngineLost, EngineStopped."""
+        self.check_alive()
+        self._opened += 1
+        instance = Instance(self, name, tenant, limits or InstanceLimits(), self._opened)
+        self.instances[instance] = None
+        return instance
+
+    def now(self) -> float:
+        """The loop's clock, seconds."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop.time()
+
+    def check_alive(self) -> None:
+        """Raises EngineLost or EngineStopped when no pass can run any more."""
+        if self.lost is not None:
+            raise self.lost
+        if self._stopping:
+            raise EngineStopped("the engine was stopped")
+
+    def status(self) -> dict[str, int | float]:
+        """Counters and what is held now."""
+        return {
+            **self.metrics.snapshot(),
+            "lingers": self._linger.timeouts,
+            "pages_used": self.pool.used,
+            "pages_free": self.pool.free,
+            "arena_words_used": self.arena.used,
+            "instances": len(self.instances),
+            "in_flight": len(self._flights),
+        }
+
+    # --- called by instances and pipelines
+
+    def poke(self) -> None:
+        """Something changed: the loop looks again."""
+        self._dirty = True
+        wake = self._wake
+        if wake is not None and not wake.done():
+            wake.set_result(None)
+
+    def returned(self, pipe: Pipeline) -> None:
+        """`pipe` submitted something."""
+        self._linger.returned(pipe, self.now())
+
+    def forget_return(self, pipe: Pipeline) -> None:
+        """`pipe` will not submit any more."""
+        self._linger.forget(pipe)
+        self.poke()
+
+    def closed_instance(self, instance: Instance) -> None:
+        """`instance` has freed everything."""
+        self.instances.pop(instance, None)
+        self.scheduler.instances.pop(instance, None)
+        self.poke()
+
+    def program_info(self, program: Program) -> ProgramInfo:
+        """The program as the engine needs it, its kernel compiled. Raises InvalidPass, PassFailed."""
+        info = self._infos.find(program)
+        if info is None:
+            info = self._infos.describe(program)
+            try:
+                self.runner.prepare(program)
+            except DeviceError as error:
+                raise PassFailed(f"the epilogue did not compile: {error}") from error
+            self._infos.keep(info)
+        return info
+
+    def skipped(self) -> PassSkipped:
+        """The error of a pass submitted to a pipeline that has stopped."""
+        return PassSkipped("the pipeline had stopped before this pass was submitted")
+
+    # --- the step loop
+
+    async def _run(self) -> None:
+        try:
+            while not (self._stopping and not self._flights):
+                if self._flights and self._flights[0].task.done():
+                    self._settle(self._flights.popleft())
+                    continue
+                if not self._stopping and self._dirty and self._fill():
+                    continue
+                await self._sleep()
+        except Exception as error:
+            # a fault of the engine itself: nothing may wait for ever on a loop that is gone
+            self._lose(EngineLost(f"the engine failed: {type(error).__name__}: {error}"))
+            raise
+
+    def _fill(self) -> bool:
+        """Submit a step if there is work and this is the moment. False: nothing to do until something happens."""
+        if len(self._flights) >= AHEAD or not self.scheduler.instances:
+            return False
+        if self._linger.wait(self.now()) > 0 or (self._flights and not self._worth_running_ahead()):
+            return False
+        self._dirty = False
+        while True:
+            step = self.scheduler.fill(self._number)
+            if step.n_tokens:
+                self._submit(step)
+                return True
+            if self.scheduler.changed:
+                continue
+            victim = self.scheduler.deadlocked() if not self._flights else None
+            if victim is None:
+                return False
+            self._give_way(victim)
+
+    def _worth_running_ahead(self) -> bool:
+        """Whether the pipelines of the step in flight have their next passes here already. If some will only come back with
+        its results, going ahead without them would split the batch for good; the device is busy anyway."""
+        return all(
+            work.pipe.queue or work.pipe.closed or work.pipe.silent or work.pipe.instance.closed for work in self._flights[-1].step.passes
+        )
+
+    def _submit(self, step: Step) -> None:
+        now = self.now()
+        metrics = self.metrics
+        self._number += 1
+        for work in step.touched:
+            if work.accepted_at:
+                metrics.waited(now - work.accepted_at)
+                work.accepted_at = 0.0
+        metrics.decode_tokens += step.decode_tokens
+        metrics.prefill_tokens += step.n_tokens - step.decode_tokens
+        try:
+            handle = self.runner.submit(step.batch)
+        except Exception as error:  # whatever a runner raises fails this step, not the loop
+            self._fail(step, error)
+            return
+        assert self._loop is not None
+        results: Coroutine[Any, Any, bytes | bytearray | memoryview] = handle.results()
+        task = self._loop.create_task(results)
+        task.add_done_callback(self._landed)
+        self._flights.append(_Flight(step, now, task))
+        self._dirty = True  # maybe the next step can go right behind it
+
+    def _landed(self, _: asyncio.Task[Any]) -> None:
+        self.poke()
+
+    def _settle(self, flight: _Flight) -> None:
+        step = flight.step
+        metrics = self.metrics
+        error = flight.task.exception()
+        if error is not None:
+            self._fail(step, error)
+            return
+        settle_passes(step.passes, memoryview(flight.task.result()), self.pool, metrics)
+        now = self.now()
+        metrics.steps += 1
+        metrics.timeline.append(StepRecord(step.number, flight.submitted, now, step.n_tokens, len(step.passes)))
+        self._answer(step.passes, now)
+
+    def _answer(self, passes: list[Pass], now: float) -> None:
+        for work in passes:
+            pipe = work.pipe
+            if not pipe.queue and not pipe.flying and not pipe.stopped:
+                self._linger.answered(pipe, now)
+        self._dirty = True
+
+    def _fail(self, step: Step, error: BaseException) -> None:
+        """The passes of a step end with the cause; their pages and cells are not to be trusted."""
+        self.metrics.failed_steps += 1
+        if isinstance(error, DeviceLost):
+            self._lose(EngineLost(f"the device was lost: {error}"))
+            return
+        cause = PassFailed(f"the device failed the step of this pass: {type(error).__name__}: {error}")
+        cause.__cause__ = error
+        for work in step.touched:
+            if work.instance.closed or work.ended:
+                continue
+            for part in work.parts:
+                self.pool.taint(part.ws.pages, cause)
+            if work.final:
+                work.pipe.flying.remove(work)
+            else:
+                work.pipe.queue.remove(work)
+                if not work.pipe.queue:
+                    work.instance.idle(work.pipe)
+            self.metrics.failed_passes += 1
+            work.fail(cause)
+        self._answer(step.passes, self.now())
+
+    def _give_way(self, victim: Pass) -> None:
+        pool, owner = self.pool, victim.instance
+        victim.pipe.queue.remove(victim)
+        if not victim.pipe.queue:
+            owner.idle(victim.pipe)
+        self.metrics.failed_passes += 1
+        victim.fail(
+            OutOfPages(
+                f"all {pool.total} KV pages are in use and everybody who holds some waits for more; "
+                f"this, the youngest instance, gives way with {owner.pages} pages",
+                total=pool.total,
+                held=owner.pages,
+            )
+        )
+
+    async def _sleep(self) -> None:
+        """Until poked; also until the linger is over."""
+        assert self._loop is not None
+        self._wake = self._loop.create_future()
+        wait = self._linger.wait(self.now()) if self._dirty and self.scheduler.instances and len(self._flights) < AHEAD else 0.0
+        timer = self._loop.call_later(wait, self.poke) if wait > 0 else None
+        try:
+            await self._wake
+        finally:
+            self._wake = None
+            if timer is not None:
+                timer.cancel()
+
+    def _lose(self, cause: EngineLost) -> None:
+        self.lost = cause
+        self._end(cause)
+
+    def _end(self, cause: EngineError) -> None:
+        for instance in list(self.instances):
+            for pipe in {**instance.pipelines, **instance.active}:
+                for work in [*pipe.flying, *pipe.queue]:
+                    if isinstance(work, Pass):
+                        work.abandon(cause)
+            instance.close()

@@ -1,0 +1,85 @@
+"""The pool of KV pages: a free list with reference counts, exact at every moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pie_core.engine.errors import EngineError
+
+
+class PageOwner:
+    """Who is charged for pages. A shared page is charged once, to whoever allocated it, until its last reference goes."""
+
+    __slots__ = ("max_pages", "pages")
+
+    def __init__(self, max_pages: int) -> None:
+        self.max_pages = max_pages
+        self.pages = 0
+
+
+class PagePool:
+    """Pages 0 .. total-1. The device runs in order, so a page that was freed may be reused by any later step at once."""
+
+    __slots__ = ("_free", "_owners", "_refs", "tainted", "total")
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._free = list(range(total - 1, -1, -1))
+        self._refs = [0] * total
+        self._owners: list[PageOwner | None] = [None] * total
+        self.tainted: dict[int, EngineError] = {}  # pages whose content a failed step may have spoiled
+
+    @property
+    def free(self) -> int:
+        """Pages that nobody references."""
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        """Pages with at least one reference."""
+        return self.total - len(self._free)
+
+    def refs(self, page: int) -> int:
+        """References to `page`."""
+        return self._refs[page]
+
+    def allocate(self, owner: PageOwner) -> int:
+        """One page with one reference, charged to `owner`. The caller has checked `free`; IndexError otherwise."""
+        page = self._free.pop()
+        self._refs[page] = 1
+        self._owners[page] = owner
+        owner.pages += 1
+        return page
+
+    def share(self, pages: Iterable[int]) -> None:
+        """One more reference to each page."""
+        refs = self._refs
+        for page in pages:
+            refs[page] += 1
+
+    def release(self, pages: Iterable[int]) -> None:
+        """One reference less to each page; the last one frees it."""
+        for page in pages:
+            left = self._refs[page] - 1
+            if left < 0:
+                raise RuntimeError(f"page {page} was released more often than it was shared")
+            self._refs[page] = left
+            if left == 0:
+                owner = self._owners[page]
+                if owner is not None:
+                    owner.pages -= 1
+                self._owners[page] = None
+                self._free.append(page)
+                if self.tainted:
+                    self.tainted.pop(page, None)
+
+    def taint(self, pages: Iterable[int], cause: EngineError) -> None:
+        """Mark pages that a failed step was to write; passes that would read them fail with `cause`."""
+        for page in pages:
+            self.tainted.setdefault(page, cause)
+
+    def taint_of(self, pages: Iterable[int]) -> EngineError | None:
+        """The cause of the first tainted page, if any."""
+        if not self.tainted:
+            return None
+        return next((self.tainted[p] for p in pages if p in self.tainted), None)

@@ -1,0 +1,96 @@
+"""Pipeline: an ordering domain. Its entries (passes and forks) run in submission order; `stop_when` cuts it short."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from pie_core.engine.channel import Channel
+from pie_core.engine.errors import EngineError, InvalidState, PassSkipped
+from pie_core.engine.forward import Pass
+from pie_core.engine.working_set import WorkingSet
+
+if TYPE_CHECKING:
+    from pie_core.engine.instance import Instance
+
+
+class ForkEntry:
+    """A fork that runs when its pipeline reaches it."""
+
+    __slots__ = ("buffer", "child", "parent", "ticket")
+
+    def __init__(self, parent: WorkingSet, child: WorkingSet, buffer: bool) -> None:
+        self.parent = parent
+        self.child = child
+        self.buffer = buffer
+        self.ticket = parent.order.enter()
+
+    def ready(self) -> bool:
+        """Whether the parent holds what was accepted before the fork."""
+        parent = self.parent
+        return parent.born and not parent.writing and parent.order.may_run(self.ticket)
+
+    def run(self) -> None:
+        """Share the pages, or pass on why the parent has none."""
+        if not self.child.dropped:
+            if self.parent.error is not None:
+                self.child.error = self.parent.error
+                self.child.be_born()
+            else:
+                self.parent.fork_into(self.child, buffer=self.buffer)
+        self.parent.order.leave(self.ticket)
+
+
+class Pipeline:
+    """`queue`: accepted and not (wholly) scheduled. `flying`: scheduled for the last time and not settled."""
+
+    __slots__ = ("answered_at", "closed", "expected", "flying", "instance", "queue", "silent", "stop_channel", "stopped")
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        self.queue: deque[Pass | ForkEntry] = deque()
+        self.flying: deque[Pass] = deque()
+        self.closed = False
+        self.stop_channel: Channel | None = None
+        self.stopped = False
+        # the linger's view: when it was last answered, whether a return is awaited now, whether it failed to return lately
+        self.answered_at = 0.0
+        self.expected = False
+        self.silent = False
+
+    def close(self) -> None:
+        """No more submits; what was accepted still settles. Twice is harmless."""
+        self.closed = True
+        self.instance.engine.forget_return(self)
+
+    def stop_when(self, channel: Channel) -> None:
+        """End this pipeline at the first true value that a pass puts into `channel` (bool, one element). Raises InvalidState."""
+        if channel.dtype != "bool" or channel.cell_words != 1:
+            raise InvalidState(f"stop_when needs a channel of one bool, this is a {channel.describe()}")
+        if channel.host == "writer":
+            raise InvalidState("stop_when needs a channel that passes put into, this one is host-written")
+        if self.stop_channel is not None or channel.stops is not None:
+            raise InvalidState("stop_when: the pipeline has a stop channel already, or the channel ends another pipeline")
+        if channel.tail or channel.pending:
+            raise InvalidState("stop_when must be called before the first submit that puts into the channel (and on one without a seed)")
+        self.stop_channel = channel
+        channel.stops = self
+
+    def stop(self) -> None:
+        """Cancel every later pass whole. Forks keep their place."""
+        self.stopped = True
+        cause = PassSkipped("the pipeline stopped before this pass: its stop channel received true")
+        self.cancel_queue(cause)
+        for later in reversed(self.flying):  # the newest first: each gives tokens and cells back to where it found them
+            later.undo(cause)
+
+    def cancel_queue(self, cause: EngineError) -> None:
+        """End the accepted passes that have not been scheduled for the last time."""
+        entries = list(self.queue)
+        self.queue.clear()
+        self.queue.extend(e for e in entries if isinstance(e, ForkEntry))
+        for entry in reversed(entries):
+            if isinstance(entry, Pass):
+                entry.undo(cause)
+        if not self.queue:
+            self.instance.idle(self)

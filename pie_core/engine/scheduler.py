@@ -1,0 +1,221 @@
+"""The scheduler: fills one step with ready passes. Decode first, prefill in chunks, fair between instances and pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pie_core.engine.errors import ContextLengthExceeded, EngineError, InvalidPass, InvalidState, OutOfPages
+from pie_core.engine.forward import Pass
+from pie_core.engine.pages import PagePool
+from pie_core.engine.pipeline import ForkEntry, Pipeline
+from pie_core.engine.runner import RunnerLimits
+from pie_core.engine.step import Step
+from pie_core.engine.working_set import pages_for
+
+if TYPE_CHECKING:
+    from pie_core.engine.instance import Instance
+
+SHORT_PASS = 16  # tokens; a pass of at most this many counts as decode and goes before prefill
+
+
+class Scheduler:
+    """Fills steps. It keeps nothing between steps but the order of turns and who waits for pages."""
+
+    def __init__(self, limits: RunnerLimits, pool: PagePool, copy_page: Callable[[int, int], None]) -> None:
+        self._limits = limits
+        self._pool = pool
+        self._copy_page = copy_page
+        self._short = min(SHORT_PASS, limits.max_tokens)
+        self.instances: dict[Instance, None] = {}  # those with queued entries, in the order of their turns
+        self.waiting: list[tuple[Pass, int]] = []  # passes that found too few free pages in the last fill, with their need
+        self.changed = False  # whether the last fill failed a pass or ran a fork, so that another one may find more
+        self._reserve: tuple[int, int] | None = None  # (age, pages) of the oldest instance that waited in the last fill
+
+    def fill(self, number: int) -> Step:
+        """A step with everything that is ready and fits; maybe empty. Passes that can never run are failed on the way."""
+        step = Step(number, self._limits)
+        waited = [(work, need) for work, need in self.waiting if not work.ended and not work.started]
+        self.waiting = []
+        self.changed = False
+        oldest = min(waited, key=lambda w: w[0].instance.age, default=None)
+        self._reserve = (oldest[0].instance.age, oldest[1]) if oldest is not None else None
+        long: list[tuple[Pipeline, Pass]] = []
+        limited = False
+        for pipe in self._turns():
+            queue = pipe.queue
+            while queue:
+                entry = queue[0]
+                if isinstance(entry, ForkEntry):
+                    if not entry.ready() or (pipe.stop_channel is not None and pipe.flying):
+                        break
+                    queue.popleft()
+                    entry.run()
+                    self.changed = True
+                    continue
+                if entry.remaining > self._short:
+                    long.append((pipe, entry))
+                    break
+                state = self._admit(entry, step)
+                if state is None:
+                    count = step.chunk_for(entry)
+                    if count == entry.remaining:
+                        self._take(pipe, entry, step, count)
+                        if pipe.stop_channel is not None:
+                            break
+                        continue
+                    limited = True
+                elif state:
+                    continue  # it failed and left the queue
+                break
+            if not queue:
+                pipe.instance.idle(pipe)
+        step.decode_tokens = step.n_tokens
+        for pipe, work in long:
+            state = self._admit(work, step)
+            if state is None:
+                count = step.chunk_for(work)
+                limited = limited or count < work.remaining
+                if count:
+                    self._take(pipe, work, step, count)
+            if not pipe.queue:
+                pipe.instance.idle(pipe)
+        if limited:
+            self._rotate(step)
+        return step
+
+    def deadlocked(self) -> Pass | None:
+        """With no step in flight and none to run: the pass to fail so that others can go on, if pages are what all wait for.
+        The youngest instance gives way; a silent instance that holds pages may still free them, so then nobody does."""
+        if not self.waiting:
+            return None
+        stuck = {work.instance: work for work, _ in self.waiting if work.instance.pages}
+        holders = [instance for instance in self.waiting[0][0].instance.engine.instances if instance.pages]
+        if len(stuck) < len(holders) or not stuck:
+            return None
+        return stuck[max(stuck, key=lambda instance: instance.age)]
+
+    def _turns(self) -> list[Pipeline]:
+        """Every pipeline with entries: one of each instance, then the second of each, and so on."""
+        lists = [list(instance.active) for instance in self.instances]
+        if len(lists) == 1:
+            return lists[0]
+        depth = max(map(len, lists), default=0)
+        if depth == 1:
+            return [pipes[0] for pipes in lists]
+        return [pipes[k] for k in range(depth) for pipes in lists if k < len(pipes)]
+
+    def _rotate(self, step: Step) -> None:
+        """Who was served in a step that could not take everything goes to the back."""
+        for work in step.touched:
+            instance = work.instance
+            if instance in self.instances:
+                del self.instances[instance]
+                self.instances[instance] = None
+            if work.pipe in instance.active:
+                del instance.active[work.pipe]
+                instance.active[work.pipe] = None
+
+    def _take(self, pipe: Pipeline, work: Pass, step: Step, count: int) -> None:
+        if not work.started:
+            for part in work.parts:
+                part.undo = (part.ws.length, part.ws.frozen)
+                part.ws.reserve(part.n, self._copy_page)
+        step.add(work, count)
+        if work.final:
+            pipe.queue.popleft()
+            pipe.flying.append(work)
+
+    def _admit(self, work: Pass, step: Step) -> bool | None:
+        """None: may run in `step`. False: not yet. True: it can never run, was failed and left its queue."""
+        error: EngineError | None = None
+        try:
+            if not self._ready(work, step.number):
+                return False
+        except EngineError as cause:
+            error = cause
+        if error is None:
+            return None
+        work.pipe.queue.popleft()
+        work.fail(error)
+        self.changed = True
+        return True
+
+    def _ready(self, work: Pass, number: int) -> bool:
+        """Raises the EngineError for which the pass can never run."""
+        for part in work.parts:
+            ws = part.ws
+            if not ws.order.may_run(part.ticket) or not ws.born:
+                return False
+            if ws.error is not None:
+                raise ws.error
+            if ws.last_step == number or (ws.writing and not work.started):
+                return False
+        for use in work.uses:
+            channel = use.channel
+            cell = channel.head if use.uses_front else channel.tail
+            if channel.poison is not None and (cause := channel.poisoned_at(cell)) is not None:
+                raise cause
+            if use.uses_front and not channel.full_for(number):
+                return False
+            if use.puts and not use.takes and not channel.room():
+                return False
+        pipe = work.pipe
+        if pipe.stop_channel is not None and pipe.flying and (len(pipe.flying) > 1 or work.shares()):
+            return False  # it could be cancelled only if nobody else can build on it
+        return work.started or self._pages(work)
+
+    def _pages(self, work: Pass) -> bool:
+        """Whether the pages of a whole pass are free for it. Raises ContextLengthExceeded, OutOfPages, InvalidState, InvalidPass."""
+        limits, pool, owner = self._limits, self._pool, work.instance
+        need = tables = 0
+        for part in work.parts:
+            ws = part.ws
+            total = ws.length + part.n
+            if total > limits.context:
+                raise ContextLengthExceeded(
+                    f"the sequence holds {ws.length} tokens and the pass adds {part.n}: {total} exceed the context of {limits.context}",
+                    length=ws.length,
+                    tokens=part.n,
+                    context=limits.context,
+                )
+            if ws.buffered and work.geometry.mode == "folding":
+                raise InvalidState(f"a folding pass on a working set with {ws.buffered} buffered tokens: commit or discard them first")
+            if pool.tainted and (cause := pool.taint_of(ws.pages)) is not None:
+                raise cause
+            pages = pages_for(total)
+            tables += pages
+            if pages > min(pool.total, owner.max_pages):
+                raise OutOfPages(
+                    f"the sequence needs {pages} KV pages, more than the {min(pool.total, owner.max_pages)} that it could ever have",
+                    needed=pages,
+                    total=min(pool.total, owner.max_pages),
+                )
+            need += ws.pages_needed(part.n)
+        if tables > limits.table_words:
+            raise InvalidPass(f"the page tables of {len(work.parts)} working sets take {tables} words, a step has {limits.table_words}")
+        if not need:
+            return True
+        if owner.pages + need > owner.max_pages:
+            raise OutOfPages(
+                f"the instance holds {owner.pages} KV pages and the pass needs {need} more; its limit is {owner.max_pages}",
+                needed=need,
+                held=owner.pages,
+                limit=owner.max_pages,
+            )
+        if need > pool.total:
+            raise OutOfPages(f"the pass needs {need} KV pages at once, the pool has {pool.total}", needed=need, total=pool.total)
+        if self._free_for(owner, work) >= need:
+            return True
+        self.waiting.append((work, need))
+        return False
+
+    def _free_for(self, owner: Instance, work: Pass) -> int:
+        """Free pages less what others come first for: the oldest instance that waits, and, for a newcomer, one page for each
+        instance at work, so that those who started can finish."""
+        free = self._pool.free
+        if self._reserve is not None and owner.age > self._reserve[0]:
+            free -= self._reserve[1]
+        if not owner.pages and work.remaining > 1:
+            free -= sum(1 for other in self.instances if other.pages)
+        return free

@@ -1,0 +1,70 @@
+"""Settles the passes of a step that was read: decodes results, commits or poisons channels, stops pipelines."""
+
+from __future__ import annotations
+
+from pie_core.engine.errors import EngineError, PassFailed
+from pie_core.engine.forward import Pass
+from pie_core.engine.metrics import Metrics
+from pie_core.engine.pages import PagePool
+from pie_core.engine.values import Value, decode
+
+_NAN_ROW = 1  # status word, bit 0
+
+
+def settle_passes(passes: list[Pass], results: memoryview, pool: PagePool, metrics: Metrics) -> None:
+    """End the passes of one step in lane order. `results`: the step's results region (bytes)."""
+    words = results.cast("B").cast("I")
+    for work in passes:
+        metrics.passes += 1
+        pipe = work.pipe
+        if work.ended:  # cancelled, or its instance was closed, while the step was in flight
+            metrics.skipped_passes += 1
+            if pipe.flying and pipe.flying[0] is work:
+                pipe.flying.popleft()
+            continue
+        pipe.flying.popleft()
+        cause = _fault(work, words, pool)
+        if cause is not None:
+            metrics.failed_passes += 1
+            work.fail(cause)
+            continue
+        _commit(work, words)
+
+
+def _fault(work: Pass, words: memoryview, pool: PagePool) -> EngineError | None:
+    for use in work.uses:
+        if use.uses_front and use.channel.poison is not None:
+            cause = use.channel.poisoned_at(use.take_cell)
+            if cause is not None:
+                return cause
+    if pool.tainted:
+        for part in work.parts:
+            cause = pool.taint_of(part.ws.pages)
+            if cause is not None:
+                return cause
+    status = words[work.status_word] if work.status_word >= 0 else 0
+    if not status:
+        return None
+    if status & _NAN_ROW:
+        fed = ", or a token id read from a channel is outside the vocabulary" if work.embed is not None else ""
+        return PassFailed(f"a read-out row of the pass holds NaN: the model's numbers overflowed{fed}", status=status)
+    return PassFailed(f"the device reported status {status:#x} for the pass", status=status)
+
+
+def _commit(work: Pass, words: memoryview) -> None:
+    info = work.info
+    values: list[Value] = []
+    stop = False
+    if info is not None:
+        for (dtype, shape, size), at in zip(info.outs, work.out_words, strict=True):
+            values.append(decode(dtype, shape, words[at : at + size]))
+        for use in work.uses:
+            if use.copy >= 0:
+                channel = use.channel
+                value = decode(channel.dtype, channel.shape, words[use.copy : use.copy + channel.cell_words])
+                channel.deliver(value)
+                if channel.stops is work.pipe:
+                    stop = value is True or (not isinstance(value, (bool, int, float)) and any(value.tolist()))
+    work.finish(values, None)
+    if stop:
+        work.pipe.stop()

@@ -1,0 +1,157 @@
+"""One step while it is being filled: takes passes in, gives out a StepBatch, and remembers what to settle."""
+
+from __future__ import annotations
+
+from pie_core.device.protocol import NONE, PAGE_TOKENS
+from pie_core.engine.forward import Part, Pass
+from pie_core.engine.program_info import ProgramInfo
+from pie_core.engine.runner import ROW_WORDS, EpilogueGroup, RunnerLimits, StepBatch
+from pie_core.engine.step_buffer import aligned_lane_words
+from pie_core.engine.working_set import pages_for
+
+
+class Step:
+    """Step number `number`. `passes`: those whose last tokens are in it, in lane order; `touched`: all with tokens in it."""
+
+    __slots__ = ("_groups", "_lane_words", "_limits", "batch", "decode_tokens", "n_tokens", "number", "passes", "touched")
+
+    def __init__(self, number: int, limits: RunnerLimits) -> None:
+        self.number = number
+        self.batch = StepBatch()
+        self.n_tokens = 0
+        self.decode_tokens = 0
+        self.passes: list[Pass] = []
+        self.touched: list[Pass] = []
+        self._limits = limits
+        self._groups: dict[int, tuple[EpilogueGroup, int]] = {}  # by id of the info: (group, lane words so far)
+        self._lane_words = 0
+
+    def chunk_for(self, work: Pass) -> int:
+        """Tokens of `work` that this step can still take: all that remain, some of its body, or 0."""
+        limits, batch = self._limits, self.batch
+        room = limits.max_tokens - self.n_tokens
+        if room <= 0:
+            return 0
+        tables = sum(pages_for(p.ws.length + p.n - p.done) for p in work.parts if p.done < p.n)
+        if len(batch.tables) + tables > limits.table_words:
+            return 0
+        if work.remaining <= room and self._epilogue_fits(work):
+            return work.remaining
+        return min(room, work.remaining - max(work.tail, 1)) if work.embed is None else 0
+
+    def add(self, work: Pass, count: int) -> None:
+        """Put the next `count` tokens of a ready pass into the step; with its last ones, its epilogue too."""
+        freeze = work.geometry.mode == "folding"
+        last = count == work.remaining
+        work.remaining -= count
+        work.started = True
+        self.touched.append(work)
+        self.n_tokens += count
+        source = NONE
+        if work.embed is not None:
+            source = work.embed.channel.offset(work.embed.channel.head)
+        read_row = len(self.batch.reads)
+        for part in work.parts:
+            n = min(count, part.n - part.done)
+            first_row, first_index = len(self.batch.rows) // ROW_WORDS, part.done
+            if n:
+                self._rows(work, part, n, source)
+                part.ws.advance(n, freeze=freeze)
+                part.done += n
+                count -= n
+                source = source + n if work.embed is not None else NONE
+            part.ws.last_step = self.number
+            part.ws.writing = not last
+            if last:
+                self.batch.reads.extend([first_row + r - first_index for r in part.reads])
+        if last:
+            self._finish(work, read_row)
+
+    def _rows(self, work: Pass, part: Part, n: int, source: int) -> None:
+        batch, ws = self.batch, part.ws
+        pos = ws.length
+        window, sinks = work.geometry.window, work.geometry.sinks
+        table = len(batch.tables)
+        pages = ws.pages
+        batch.tables.extend(pages[: pages_for(pos + n)])
+        batch.n_seqs += 1
+        rows = batch.rows
+        ids = part.ids
+        if ids is not None:
+            for token in ids[part.done : part.done + n]:
+                slot = pages[pos // PAGE_TOKENS] * PAGE_TOKENS + pos % PAGE_TOKENS
+                rows += (token, NONE, pos, slot, table, window, sinks, 0)
+                pos += 1
+        else:
+            for k in range(n):
+                slot = pages[pos // PAGE_TOKENS] * PAGE_TOKENS + pos % PAGE_TOKENS
+                rows += (0, source + k, pos, slot, table, window, sinks, 0)
+                pos += 1
+
+    def _epilogue_fits(self, work: Pass) -> bool:
+        limits = self._limits
+        if len(self.batch.reads) + work.reads > limits.max_reads:
+            return False
+        info = work.info
+        if info is None:
+            return True
+        if self.batch.results_words + info.most_words > limits.results_words:
+            return False
+        return self._lane_words + self._lane_growth(info) <= limits.lane_words
+
+    def _lane_growth(self, info: ProgramInfo) -> int:
+        """Lane-table words that one more lane of `info` costs, alignment of its group included."""
+        entry = self._groups.get(id(info))
+        before = entry[1] if entry is not None else 0
+        return aligned_lane_words(before + info.layout.words) - aligned_lane_words(before)
+
+    def _finish(self, work: Pass, read_row: int) -> None:
+        """Claim the cells of a pass whose last tokens are in, and build its lane."""
+        number = self.number
+        for use in work.uses:
+            channel = use.channel
+            if use.uses_front:
+                use.take_cell = channel.head
+                if use.takes:
+                    channel.head += 1
+            if use.puts:
+                use.put_cell = channel.produce(number)
+            if use.ticket >= 0:
+                channel.order.leave(use.ticket)
+                use.ticket = -1
+        work.final = True
+        self.passes.append(work)
+        info = work.info
+        if info is None:
+            return
+        words = self.batch.results_words
+        work.status_word = words
+        words += 1
+        triples = []
+        for use, effect in zip(work.lane_uses, info.effects, strict=True):
+            channel = use.channel
+            get = channel.offset(use.take_cell) if effect.uses_cell else NONE
+            put = copy = NONE
+            if use.puts:
+                put = channel.offset(use.put_cell)
+                if channel.read_back:
+                    copy = use.copy = words
+                    words += channel.cell_words
+            triples.append((get, put, copy))
+        outs = []
+        for _, _, size in info.outs:
+            outs.append(words)
+            words += size
+        work.out_words = outs
+        self.batch.results_words = words
+        growth = self._lane_growth(info)
+        lane = info.layout.pack(read_row, work.status_word, triples, outs, work.params)
+        entry = self._groups.get(id(info))
+        if entry is None:
+            group = EpilogueGroup(info.program, [lane])
+            self.batch.epilogues.append(group)
+            self._groups[id(info)] = (group, info.layout.words)
+        else:
+            entry[0].lanes.append(lane)
+            self._groups[id(info)] = (entry[0], entry[1] + info.layout.words)
+        self._lane_words += growth

@@ -1,0 +1,58 @@
+"""Packs a StepBatch into the words of the step buffer (docs/architecture.md, section 4): the one place that knows its layout."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from pie_core.device.protocol import LANE_ALIGN
+from pie_core.engine.runner import ROW_WORDS, StepBatch
+from pie_core.eta.program import Program
+
+HEADER_WORDS = 16
+LANE_ALIGN_WORDS = LANE_ALIGN // 4
+_ZEROS = bytes(LANE_ALIGN)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedGroup:
+    """Where one epilogue launch finds its lanes: byte offset in the step buffer (a multiple of 256) and their number."""
+
+    program: Program
+    lane_offset: int
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """Bytes for offset 0 of the step buffer, and the epilogue launches that follow the head plan."""
+
+    data: bytearray
+    groups: list[PackedGroup]
+
+
+def aligned_lane_words(words: int) -> int:
+    """Words that `words` lane words take in the step buffer."""
+    return -(-words // LANE_ALIGN_WORDS) * LANE_ALIGN_WORDS
+
+
+def pack_step(batch: StepBatch) -> PackedStep:
+    """Little-endian words of the whole step: header, token rows, reads, page tables, then the lanes of each group."""
+    n_tokens, n_reads = batch.n_tokens, len(batch.reads)
+    read_off = HEADER_WORDS + ROW_WORDS * n_tokens
+    page_off = read_off + n_reads
+    words = array("I", (n_tokens, n_reads, batch.n_seqs, HEADER_WORDS, read_off, page_off, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+    words.extend(batch.rows)
+    first = HEADER_WORDS + 4
+    for at in range(first, read_off, ROW_WORDS):
+        words[at] += page_off
+    words.extend(batch.reads)
+    words.extend(batch.tables)
+    groups: list[PackedGroup] = []
+    for group in batch.epilogues:
+        pad = -len(words) % LANE_ALIGN_WORDS
+        words.frombytes(_ZEROS[: 4 * pad])
+        groups.append(PackedGroup(group.program, 4 * len(words), len(group.lanes)))
+        for lane in group.lanes:
+            words.extend(lane)
+    return PackedStep(bytearray(words.tobytes()), groups)
