@@ -1,0 +1,110 @@
+"""The steps from a model's name to something that runs: checkpoint, device, tokenizer, runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pie_core.device.protocol import Device, DeviceError, DeviceInfo
+from pie_core.engine.model_runner import ModelRunner
+from pie_core.models.registry import resolve as resolve_architecture
+from pie_core.poem import PoemError
+from pie_core.text.chat import ChatEncoder, load_chat
+from pie_core.text.stream import TextError
+from pie_core.text.tokenizer import TokenizerSpec, tokenizer_spec
+from pie_core.weights import Checkpoint, WeightsError, open_gguf
+from pie_server.adapters.tokenizer import HfTokenizer
+from pie_server.build.cpu_module import BuildError
+from pie_server.compiled import CompiledCacheError
+from pie_server.config import DeviceName
+from pie_server.errors import UserError
+from pie_server.models import DEFAULT_MODEL, StoreError, resolve
+
+# What these raise are sentences about files, models and machines that the operator can act on.
+USER_ERRORS: tuple[type[Exception], ...] = (BuildError, CompiledCacheError, DeviceError, PoemError, StoreError, TextError, WeightsError)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint that was found and whose architecture is known."""
+
+    name: str
+    path: Path
+    checkpoint: Checkpoint
+    poem: Path | None
+
+    @property
+    def architecture(self) -> str:
+        """The checkpoint's own word for it."""
+        return self.checkpoint.metadata.str("general.architecture")
+
+    @property
+    def context(self) -> int:
+        """Most tokens of one sequence."""
+        return self.checkpoint.metadata.int(f"{self.architecture}.context_length", low=1)
+
+
+def open_source(model: str | None, poem: Path | None) -> Source:
+    """Find and open a checkpoint and check, without loading it, that it can run. Raises UserError and USER_ERRORS."""
+    if poem is not None and not poem.is_file():
+        raise UserError(f"the model file {poem} given with --poem does not exist")
+    name = model or DEFAULT_MODEL
+    path = resolve(name)
+    checkpoint = open_gguf(path)
+    try:
+        resolve_architecture(checkpoint.metadata, poem)
+        checkpoint.check_runnable()
+    except BaseException:
+        checkpoint.close()
+        raise
+    return Source(name if path.parent.name == name else path.stem, path, checkpoint, poem)
+
+
+async def open_device(wanted: DeviceName) -> Device:
+    """The device of that name; `auto` is a real GPU where there is one, else the cpu. Raises DeviceError and BuildError."""
+    if wanted != "cpu":
+        from pie_server.adapters.wgpu_native import open_webgpu
+
+        try:
+            return await open_webgpu(allow_software=wanted == "webgpu")
+        except DeviceError:
+            if wanted == "webgpu":
+                raise
+    from pie_server.adapters.cpu_module import open_cpu
+    from pie_server.threads import in_thread
+
+    return await in_thread(open_cpu)
+
+
+def describe(info: DeviceInfo) -> str:
+    """What really runs, for people."""
+    software = "; software rendering, slow" if info.software else ""
+    return f"{info.kind}, {info.name} ({info.description}{software})" if info.description else f"{info.kind}, {info.name}{software}"
+
+
+def device_facts(info: DeviceInfo) -> dict[str, Any]:
+    """What really runs, for /health and logs."""
+    return {"kind": info.kind, "name": info.name, "description": info.description, "software": info.software}
+
+
+@dataclass(frozen=True)
+class Text:
+    """The checkpoint's tokenizer and chat template."""
+
+    spec: TokenizerSpec
+    tokenizer: HfTokenizer
+    chat: ChatEncoder
+
+
+def load_text(checkpoint: Checkpoint) -> Text:
+    """Tokenizer and chat encoder; takes about half a second. Raises TextError, WeightsError."""
+    spec = tokenizer_spec(checkpoint.metadata)
+    tokenizer = HfTokenizer(spec)
+    return Text(spec, tokenizer, load_chat(checkpoint.metadata, spec, tokenizer))
+
+
+def load_runner(device: Device, source: Source, kv_pool_mb: int, progress: Callable[[int, int], None]) -> ModelRunner:
+    """The model on the device. `progress` counts checkpoint bytes. Raises PoemError, WeightsError, DeviceError."""
+    return ModelRunner.load(device, source.checkpoint, poem=source.poem, kv_pool_bytes=kv_pool_mb << 20, progress=progress)

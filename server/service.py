@@ -1,0 +1,145 @@
+"""The service: one model in one engine, and inferlets run on it in the sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pie_core.device.protocol import PAGE_TOKENS, Device
+from pie_core.device.selftest import self_test
+from pie_core.engine.loop import Engine
+from pie_core.engine.model_runner import ModelRunner
+from pie_core.host.process import InferletFailed, Process
+from pie_server.api.backend import InferletError, ModelCard, OnMessage, Progress, Status
+from pie_server.config import DeviceName, Settings
+from pie_server.errors import UserError, one_sentence
+from pie_server.loading import USER_ERRORS, Source, Text, describe, device_facts, load_runner, load_text, open_device, open_source
+from pie_server.logs import log, where
+from pie_server.sandbox import Sandbox, SandboxError
+from pie_server.threads import in_thread
+
+OnProgress = Callable[[Progress], None]
+OnLog = Callable[[str, str], None]  # (level, text)
+
+__all__ = ["USER_ERRORS", "Service"]
+
+
+class Service:
+    """A served model. Made with its checkpoint already checked; `load` brings it up; `run` runs inferlets; `close` frees all.
+
+    Implements `api.backend.Backend`. Everything but the constructor belongs to one event loop.
+    """
+
+    def __init__(self, source: Source, device: DeviceName, kv_pool_mb: int, on_progress: OnProgress | None = None) -> None:
+        self._source, self._wanted, self._kv_pool_mb, self._on_progress = source, device, kv_pool_mb, on_progress
+        self._status = Status("loading", Progress("starting"))
+        self._card = ModelCard(source.name, int(source.path.stat().st_mtime), source.architecture, source.context)
+        self._sandbox: Sandbox | None = None
+        self._device: Device | None = None
+        self._engine: Engine | None = None
+        self._text: Text | None = None
+
+    @classmethod
+    def from_settings(cls, settings: Settings, on_progress: OnProgress | None = None) -> Service:
+        """The service that `settings` describe, not yet loaded. Raises UserError and USER_ERRORS for what can be known at once."""
+        return cls(open_source(settings.model, settings.poem), settings.device, settings.kv_pool_mb, on_progress)
+
+    @property
+    def status(self) -> Status:
+        """Where loading stands."""
+        return self._status
+
+    @property
+    def card(self) -> ModelCard:
+        """The model; its `context` is also bounded by the KV pool once that is known."""
+        return self._card
+
+    @property
+    def device_text(self) -> str:
+        """What really runs, for people; "none" before the device is open."""
+        return describe(self._device.info) if self._device is not None else "none"
+
+    def stats(self) -> Mapping[str, float]:
+        """The engine's counters, and its pages; empty while loading."""
+        if self._engine is None:
+            return {}
+        counters = self._engine.metrics.snapshot()
+        pool = self._engine.pool
+        gauges = {"pages_used": pool.total - pool.free, "pages_free": pool.free, "queue_wait_max": counters.pop("queue_wait_max", 0)}
+        return {f"{name}_total": float(value) for name, value in counters.items()} | {name: float(value) for name, value in gauges.items()}
+
+    def _progress(self, stage: str, done: int = 0, total: int = 0) -> None:
+        progress = Progress(stage, done, total)
+        self._status = Status("loading", progress)
+        if self._on_progress is not None:
+            self._on_progress(progress)
+
+    async def load(self) -> None:
+        """Bring everything up. Ends with a status of ready, or of failed with one sentence; raises only CancelledError."""
+        started = time.perf_counter()
+        try:
+            await self._load()
+        except (UserError, *USER_ERRORS) as err:
+            self._fail(one_sentence(str(err)))
+        except Exception as err:  # loading's boundary: /health must be able to tell, whatever it was
+            log("load_fault", logging.ERROR, error=where(err))
+            self._fail(one_sentence(f"{type(err).__name__}: {err}"))
+        else:
+            assert self._device is not None  # _load set it
+            self._status = Status("ready", Progress("ready"), device=device_facts(self._device.info))
+            log("loaded", logging.DEBUG, seconds=round(time.perf_counter() - started, 2))
+
+    def _fail(self, sentence: str) -> None:
+        self._status = Status("failed", self._status.progress, error=sentence)
+
+    async def _load(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def bytes_done(done: int, total: int) -> None:
+            loop.call_soon_threadsafe(self._progress, "loading weights", done, total)
+
+        self._progress("opening the device")
+        self._device = await open_device(self._wanted)
+        self._progress("testing the device's kernels")
+        await self_test(self._device)
+        self._progress("preparing the sandbox")
+        self._sandbox = await in_thread(Sandbox, progress=lambda line: loop.call_soon_threadsafe(self._progress, line))
+        self._progress("loading the tokenizer")
+        self._text = await in_thread(load_text, self._source.checkpoint)
+        self._progress("loading weights")
+        runner: ModelRunner = await in_thread(load_runner, self._device, self._source, self._kv_pool_mb, bytes_done)
+        limits = runner.limits
+        card = self._card
+        self._card = ModelCard(card.name, card.created, card.architecture, min(limits.context, limits.pages * PAGE_TOKENS))
+        self._engine = Engine(runner)
+        self._engine.start()
+        await in_thread(self._sandbox.warm)
+
+    async def run(
+        self,
+        source: str,
+        name: str,
+        input: Mapping[str, Any],
+        on_message: OnMessage | None = None,
+        on_log: OnLog | None = None,
+    ) -> Any:
+        """Run an inferlet to its result (JSON values). `on_message` gets what it sends, in order, and may be slow: then the
+        inferlet's output waits. Cancelling ends the inferlet and frees all it held. Raises InferletError; UserError before `load`."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """End running inferlets and free the device. May be called at any time, and twice."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.stop()
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            await in_thread(sandbox.close)
+        device, self._device = self._device, None
+        if device is not None:
+            device.close()
+        self._source.checkpoint.close()

@@ -1,0 +1,41 @@
+"""Blocking work off the event loop, in a thread that does not keep a stopping program alive."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def in_thread(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """`work(*args, **kwargs)` in a daemon thread. Cancelling the caller abandons the work; nothing waits for its end.
+
+    (asyncio.to_thread uses the loop's executor, whose threads are joined at exit: Ctrl-C in a long load would hang.)
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if outcome.done():
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)  # type: ignore[arg-type]  # no error, so it is T
+
+    def body() -> None:
+        result, error = None, None
+        try:
+            result = work(*args, **kwargs)
+        except BaseException as err:  # carried over to the awaiting task
+            error = err
+        try:
+            loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            return
+
+    threading.Thread(target=body, name=f"pie-{getattr(work, '__name__', 'work')}", daemon=True).start()
+    return await outcome
