@@ -49,10 +49,11 @@ def raw_row_bytes(fmt: str, cols: int) -> int:
 
 @dataclass(frozen=True)
 class Record:
-    """One record: its words and the scratch bytes its kernel needs."""
+    """One record: its words, the scratch bytes its kernel needs, and a table of words that it points to."""
 
     words: tuple[int, ...]
     scratch: int = 0
+    table: tuple[int, ...] = ()
 
 
 class Params:
@@ -212,7 +213,8 @@ _TEMPLATES: dict[str, Callable[[Params], RecordOf]] = {
 
 def compile_template(spec: TemplateSpec) -> RecordOf:
     """A function from bindings to the record. Raises KernelError naming the parameter that does not fit."""
-    return _TEMPLATES[spec.name](Params(spec))
+    params = Params(spec)
+    return _TEMPLATES[spec.name](params)
 
 
 def binding_names(spec: TemplateSpec) -> tuple[str, ...]:

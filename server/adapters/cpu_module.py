@@ -1,0 +1,205 @@
+"""Runs the cpu device's WebAssembly module in wasmtime, on one thread of its own behind an ordered queue."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from importlib import metadata
+from queue import SimpleQueue
+from typing import Any
+
+from pie_server.build.cpu_module import cpu_module
+from wasmtime import Config, Engine, Func, Instance, Memory, Module, Store, Trap, WasmtimeError
+
+from pie_core.device.cpu import MEMORY_LIMIT, CpuDevice
+from pie_core.device.cpu_module import fault_text
+from pie_core.device.protocol import DeviceError, DeviceLost, DeviceOutOfMemory
+
+PAGE_BYTES = 1 << 16
+# Smaller writes are copied at the call; for larger ones the caller waits while the thread takes them straight from its memory.
+COPIED_WRITE_BYTES = 1 << 16
+
+Work = Callable[["_Wasm"], None]
+
+
+def open_cpu_device(memory_limit: int = MEMORY_LIMIT) -> CpuDevice:
+    """The cpu device on this machine; builds the module when needed (seconds, once). Raises BuildError and DeviceError."""
+    return CpuDevice(WasmtimeCpuModule(cpu_module().read_bytes()), memory_limit)
+
+
+class _Wasm:
+    """The instance; only the module's thread touches it."""
+
+    def __init__(self, code: bytes) -> None:
+        config = Config()
+        config.wasm_simd = True
+        # A reservation of the whole address space: bounds checks cost nothing and growing never moves memory.
+        config.memory_reservation = 1 << 32
+        engine = Engine(config)
+        self.store = Store(engine)
+        self.exports = Instance(self.store, Module(engine, code), []).exports(self.store)
+        self.memory: Memory = self.exports["memory"]
+        self.functions: dict[str, Func] = {}
+        self.view = memoryview(b"")
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look at linear memory again after it grew."""
+        size = self.memory.data_len(self.store)
+        base = ctypes.addressof(self.memory.data_ptr(self.store).contents)
+        self.view = memoryview((ctypes.c_ubyte * size).from_address(base)).cast("B")
+
+    def grow(self, end: int) -> None:
+        missing = end - len(self.view)
+        if missing <= 0:
+            return
+        try:
+            self.memory.grow(self.store, -(-missing // PAGE_BYTES))
+        except WasmtimeError as error:
+            raise DeviceOutOfMemory(f"the cpu device has {len(self.view)} bytes of memory and the system refused {missing} more") from error
+        self.refresh()
+
+    def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
+        self.view[address : address + len(data)] = data
+
+    def call(self, export: str, arguments: tuple[int, ...]) -> int:
+        function = self.functions.get(export)
+        if function is None:
+            function = self.functions[export] = self.exports[export]
+        # wasmtime takes i32 as signed
+        result = function(self.store, *[a - (1 << 32) if a >> 31 else a for a in arguments])
+        return int(result) & 0xFFFFFFFF
+
+
+class WasmtimeCpuModule:
+    """The `CpuModule` of the server (see pie_core/device/cpu_module.py for what each method promises)."""
+
+    def __init__(self, code: bytes) -> None:
+        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._error: DeviceError | None = None  # set once, by the thread
+        self._closed = False
+        self._lock = threading.Lock()  # close against enqueue
+        self._heap_base = 0
+        ready = threading.Event()
+        self._thread = threading.Thread(target=self._serve, args=(code, ready), name="cpu-device", daemon=True)
+        self._thread.start()
+        ready.wait()
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def description(self) -> str:
+        """Engine and version."""
+        return f"WebAssembly SIMD kernels in wasmtime {metadata.version('wasmtime')}, one thread"
+
+    @property
+    def heap_base(self) -> int:
+        """First byte that the module does not use itself."""
+        return self._heap_base
+
+    # Enqueueing
+
+    def _put(self, work: Work) -> None:
+        with self._lock:
+            if self._closed:
+                raise DeviceLost("the cpu device is closed")
+            self._queue.put(work)
+
+    def grow(self, end: int) -> None:
+        """Have at least `end` bytes of linear memory."""
+        self._put(lambda wasm: self._guard("growing memory", wasm.grow, end))
+
+    def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
+        """Copy into linear memory."""
+        flat = data if isinstance(data, bytes) else memoryview(data).cast("B")
+        if isinstance(flat, bytes) or len(flat) <= COPIED_WRITE_BYTES:
+            kept = bytes(flat)
+            self._put(lambda wasm: self._guard("a write", wasm.write, address, kept))
+            return
+        done = threading.Event()
+
+        def work(wasm: _Wasm) -> None:
+            try:
+                self._guard("a write", wasm.write, address, flat)
+            finally:
+                done.set()
+
+        self._put(work)
+        done.wait()
+
+    def call(self, export: str, *arguments: int) -> None:
+        """Run an export; a result other than 0 is an error."""
+
+        def run(wasm: _Wasm) -> None:
+            code = wasm.call(export, arguments)
+            if code:
+                raise DeviceError(fault_text(export, code))
+
+        self._put(lambda wasm: self._guard(export, run, wasm))
+
+    def read(self, address: int, size: int) -> Awaitable[bytes]:
+        """Bytes of linear memory, delivered to the running event loop."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bytes] = loop.create_future()
+
+        def work(wasm: _Wasm) -> None:
+            data = b"" if self._error else bytes(wasm.view[address : address + size])
+            with suppress(RuntimeError):  # that loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(_settle, future, data, self._error)
+
+        self._put(work)
+        return future
+
+    def close(self) -> None:
+        """Finish what is enqueued, end the thread and join it."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    # The thread
+
+    def _guard(self, what: str, function: Callable[..., None], *arguments: Any) -> None:
+        """Run unless something failed before; the first failure ends the device, since nothing after it can be trusted."""
+        if self._error is not None:
+            return
+        try:
+            function(*arguments)
+        except DeviceError as error:
+            self._error = error
+        except (Trap, WasmtimeError) as error:
+            self._error = DeviceLost(f"the cpu device stopped in {what}: {_reason(error)}")
+        except Exception as error:  # a bug here must reach the readers, not end the thread that they wait for
+            self._error = DeviceLost(f"the cpu device stopped in {what}: {type(error).__name__}: {error}")
+
+    def _serve(self, code: bytes, ready: threading.Event) -> None:
+        try:
+            wasm = _Wasm(code)
+            self._heap_base = wasm.call("heap_base", ())
+        except (WasmtimeError, KeyError) as error:
+            self._error = DeviceError(f"wasmtime cannot run the cpu module: {_reason(error)}")
+            return
+        finally:
+            ready.set()
+        get = self._queue.get
+        while (work := get()) is not None:
+            work(wasm)
+
+
+def _settle(future: asyncio.Future[bytes], data: bytes, error: DeviceError | None) -> None:
+    if future.done():  # cancelled by its reader
+        return
+    if error is None:
+        future.set_result(data)
+    else:
+        future.set_exception(type(error)(*error.args))  # one object a reader: tracebacks must not pile up
+
+
+def _reason(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
