@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Awaitable, Iterable, Sequence
-from contextlib import suppress
 
-from pie_core.device.cpu_kernels import FORMATS, raw_row_bytes, weight_bytes
+from pie_core.device.cpu_kernels import FORMATS
 from pie_core.device.cpu_memory import Allocator
 from pie_core.device.cpu_module import CpuModule
 from pie_core.device.cpu_plan import CpuKernel, CpuPlan, compile_spec
+from pie_core.device.cpu_upload import upload_weight
 from pie_core.device.protocol import Buffer, DeviceError, DeviceInfo, DeviceLost, KernelSpec, Launch, LimitError, Weight
 
 MEMORY_LIMIT = (1 << 32) - (1 << 16)  # bytes; the address space of wasm32 less the last page
 # One plan serves every row count (kernels read it from the step buffer), so a bucket costs nothing but activation buffers. Products
 # gain nothing beyond 32 rows; 128 keeps the calls of a long prefill few and the pause of running decodes under a second.
 TOKEN_BUCKETS = (128,)
-STAGING_BYTES = 1 << 20  # checkpoint bytes repacked at a time
 _GROW_BYTES = 1 << 24  # linear memory grows in these steps
+_TAIL_BYTES = 64  # behind the last buffer, for vector loads that reach over its end
 
 
 class CpuBuffer:
@@ -69,7 +69,7 @@ class CpuDevice:
         if not module.heap_base < memory_limit <= MEMORY_LIMIT:
             raise LimitError(f"memory_limit is {memory_limit} bytes; it must be above {module.heap_base} and at most {MEMORY_LIMIT}")
         self._module = module
-        self._memory = Allocator(module.heap_base, memory_limit)
+        self._memory = Allocator(module.heap_base, memory_limit - _TAIL_BYTES)
         self._grown = 0  # linear memory reaches here
         self._kernels: weakref.WeakValueDictionary[KernelSpec, CpuKernel] = weakref.WeakValueDictionary()
         self._scratch: CpuBuffer | None = None
@@ -105,8 +105,9 @@ class CpuDevice:
         address = self._memory.allocate(size, label)
         if address < fresh:  # bytes below were used before; above, memory is still as it was created
             self._module.call("mem_zero", address, min(size, fresh - address))
-        if self._memory.end > self._grown:
-            self._grown = min(-(-self._memory.end // _GROW_BYTES) * _GROW_BYTES, self._memory.limit)
+        needed = self._memory.end + _TAIL_BYTES
+        if needed > self._grown:
+            self._grown = min(-(-needed // _GROW_BYTES) * _GROW_BYTES, self._memory.limit + _TAIL_BYTES)
             self._module.grow(self._grown)
         return CpuBuffer(self, address, size, label)
 
@@ -190,46 +191,13 @@ class CpuDevice:
         Raises KernelError (format, columns), LimitError (sizes of chunks), DeviceOutOfMemory; nothing stays allocated then.
         """
         self._check_open()
-        if rows < 1 or cols < 1:
-            raise LimitError(f"weight {label!r} is [{rows}, {cols}]; both must be at least 1")
-        row_bytes = raw_row_bytes(fmt, cols)
-        quants_bytes, scales_bytes = weight_bytes(fmt, rows, cols)
-        held: list[CpuBuffer] = []
+        return upload_weight(self, fmt, rows, cols, chunks, label=label)
 
-        def hold(size: int, name: str) -> CpuBuffer:
-            held.append(self.create_buffer(size, name))
-            return held[-1]
-
-        try:
-            quants = hold(quants_bytes, label)
-            scales = hold(scales_bytes, f"{label}.scales") if scales_bytes else None
-            if scales is None:
-                self._store_rows(chunks, rows, row_bytes, quants, label)
-            else:
-                staging = hold(max(STAGING_BYTES // row_bytes, 1) * row_bytes, f"{label}.staging")
-                self._repack_rows(fmt, chunks, rows, cols, row_bytes, quants, scales, staging, label)
-                staging.destroy()
-        except BaseException:  # also when the caller's chunks raise
-            for buffer in held:
-                with suppress(DeviceError):  # a closed device has nothing to give back
-                    buffer.destroy()
-            raise
-        return Weight(fmt, rows, cols, quants, scales)
-
-    def _store_rows(self, chunks: Iterable[memoryview], rows: int, row_bytes: int, quants: CpuBuffer, label: str) -> None:
-        for first, part in _whole_rows(chunks, rows, row_bytes, label):
-            self.write(quants, first * row_bytes, part)
-
-    def _repack_rows(
-        self, fmt: str, chunks: Iterable[memoryview], rows: int, cols: int, row_bytes: int, quants: CpuBuffer, scales: CpuBuffer, staging: CpuBuffer, label: str
-    ) -> None:  # fmt: skip
-        at_once = staging.size // row_bytes
-        for first, part in _whole_rows(chunks, rows, row_bytes, label):
-            count = len(part) // row_bytes
-            for start in range(0, count, at_once):
-                n = min(at_once, count - start)
-                self.write(staging, 0, part[start * row_bytes : (start + n) * row_bytes])
-                self._module.call("repack", FORMATS[fmt], staging.address, first + start, n, cols, quants.address, scales.address)
+    def repack(self, weight: Weight, staging: CpuBuffer, first: int, count: int) -> None:
+        """Enqueue the repacking of `count` raw rows in `staging` into rows `first` .. of a q4_1 or q8_0 weight."""
+        assert weight.scales is not None  # only those formats are repacked
+        quants, scales = self.address_of(weight.quants), self.address_of(weight.scales)
+        self._module.call("repack", FORMATS[weight.fmt], staging.address, first, count, weight.cols, quants, scales)
 
     def close(self) -> None:
         """Finish what is enqueued, stop the module and join its thread. Every later call raises DeviceLost."""
@@ -239,20 +207,3 @@ class CpuDevice:
 
     def __repr__(self) -> str:
         return f"CpuDevice({self._info.description}, {self.used_bytes} bytes used)"
-
-
-def _whole_rows(chunks: Iterable[memoryview], rows: int, row_bytes: int, label: str) -> Iterable[tuple[int, memoryview]]:
-    """(first row, bytes) of each chunk, checked to be whole rows and `rows` of them in all."""
-    first = 0
-    for chunk in chunks:
-        part = memoryview(chunk).cast("B")
-        if len(part) % row_bytes:
-            raise LimitError(f"weight {label!r}: a chunk of {len(part)} bytes is not a whole number of rows of {row_bytes} bytes")
-        count = len(part) // row_bytes
-        if first + count > rows:
-            raise LimitError(f"weight {label!r}: chunks hold more than its {rows} rows of {row_bytes} bytes")
-        yield first, part
-        first += count
-    if first != rows:
-        raise LimitError(f"weight {label!r}: chunks hold {first} rows of {row_bytes} bytes, the weight has {rows}")
-

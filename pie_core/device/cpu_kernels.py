@@ -118,7 +118,7 @@ class Bindings:
         return self.given[name].size
 
 
-def record(opcode: int, b: Bindings, rows: int, bucket: int, arguments: list[int], scratch: int = 0) -> Record:
+def record(opcode: int, b: Bindings, rows: int, bucket: int, arguments: list[int], *, scratch: int = 0) -> Record:
     """The record of a kernel whose rows the step buffer counts."""
     words = [opcode, b.address("step", _HEADER_BYTES), b.size("step") // 4, rows, bucket, *arguments]
     return Record((*words, *[0] * (RECORD_WORDS - len(words))), scratch)
@@ -163,7 +163,7 @@ def _linear(p: Params) -> RecordOf:
         addresses = [
             b.address("x", 4 * bucket * k), b.address("quants", quants), b.address("scales", scales), b.address("out", 4 * bucket * m)
         ]  # fmt: skip
-        return record(3, b, rows, bucket, [*addresses, fmt, m, k, add], packed)
+        return record(3, b, rows, bucket, [*addresses, fmt, m, k, add], scratch=packed)
 
     return build
 
@@ -201,7 +201,8 @@ def _attention(p: Params) -> RecordOf:
     def build(b: Bindings) -> Record:
         k, v, slots = _caches(b, kv_heads * dim)
         q, out = b.address("q", 4 * bucket * heads * dim), b.address("out", 4 * bucket * heads * dim)
-        return record(5, b, 0, bucket, [q, k, v, out, heads, kv_heads, dim, scale, slots], (1 + _HEADS_PER_PASS) * 4 * (slots + 4))
+        scratch = (1 + _HEADS_PER_PASS) * 4 * (slots + 4)  # row addresses, then scores
+        return record(5, b, 0, bucket, [q, k, v, out, heads, kv_heads, dim, scale, slots], scratch=scratch)
 
     return build
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pie_core.device.cpu import CpuBuffer, CpuDevice
 
 _ROWS = {"tokens": 0, "reads": 1}
+TABLE_WORD = 6  # the map record's word that holds the address of its table of inputs
 
 
 class CpuKernel:
@@ -92,7 +93,7 @@ def _epilogue(device: CpuDevice, spec: EpilogueSpec) -> CpuKernel:
     read = tuple(name for name, width in widths.items() if width)
     names = (*read, "arena", "lanes", "results")
     address = constant.address
-    scratch = 4 * code.scratch_words
+    scratch = code.scratch_bytes
 
     def build(b: Bindings) -> Record:
         rows = [b.address(name, 4 * (widths[name] or 0)) if name in read else 0 for name in ("logits", "hidden")]
@@ -108,23 +109,23 @@ def _map(device: CpuDevice, spec: MapSpec) -> CpuKernel:
     if spec.program.stage != "map":
         raise KernelError(f"{describe(spec)}: the program's stage is {spec.program.stage!r}; a MapSpec takes a map program")
     if spec.n < 1 or spec.bucket < 1 or spec.rows not in _ROWS:
-        raise KernelError(f"{describe(spec)}: n is {spec.n}, bucket {spec.bucket}, rows {spec.rows!r}; sizes start at 1, rows are tokens or reads")
+        raise KernelError(f"{describe(spec)}: n={spec.n}, bucket={spec.bucket}, rows={spec.rows!r}: sizes >= 1, rows tokens or reads")
     for k, (stride, offset) in enumerate(spec.inputs):
         if offset < 0 or stride < offset + spec.n:
-            raise KernelError(f"{describe(spec)}: input {k} has stride {stride} and offset {offset}; {spec.n} elements do not fit into its rows")
+            raise KernelError(f"{describe(spec)}: input {k}: {spec.n} elements at offset {offset} leave its rows of {stride}")
     code = emit_map_cpu(spec.program, spec.n, spec.inputs, spec.rows, spec.bucket)
-    table = _constant(device, [*code.words, 0], describe(spec))
+    code_words = _constant(device, code.words, describe(spec))
     inputs = tuple(f"in{k}" for k in range(len(spec.inputs)))
-    scratch = 4 * code.scratch_words
+    scratch = code.scratch_bytes
 
     def build(b: Bindings) -> Record:
-        # The table of input addresses is this launch's own: plan.c finds it through the extra words of the plan.
-        addresses = [b.address(name, 4 * (stride * (spec.bucket - 1) + offset + spec.n)) for name, (stride, offset) in zip(inputs, spec.inputs, strict=True)]
+        reach = [stride * (spec.bucket - 1) + offset + spec.n for stride, offset in spec.inputs]
+        addresses = tuple(b.address(name, 4 * elements) for name, elements in zip(inputs, reach, strict=True))
         out = b.address("out", 4 * spec.n * spec.bucket)
-        base = record(6, b, _ROWS[spec.rows], spec.bucket, [table.address, 0, out], scratch)
-        return Record(base.words, scratch, tuple(addresses))
+        base = record(6, b, _ROWS[spec.rows], spec.bucket, [code_words.address, 0, out])
+        return Record(base.words, scratch, addresses)
 
-    return CpuKernel(spec, ("step", *inputs, "out"), build, [table])
+    return CpuKernel(spec, ("step", *inputs, "out"), build, [code_words])
 
 
 class CpuPlan:
@@ -138,8 +139,11 @@ class CpuPlan:
             kernel.build(Bindings(describe(kernel.spec), kernel.names, launch.bindings, address_of))
             for kernel, launch in zip(self._kernels, launches, strict=True)
         ]
-        lanes = [(lane_layout(k.spec.program).words, launch.bindings["lanes"]) for k, launch in zip(self._kernels, launches, strict=True) if isinstance(k.spec, EpilogueSpec)]  # fmt: skip
-        self._lanes = lanes
+        self._lanes = [
+            (lane_layout(kernel.spec.program).words, launch.bindings["lanes"])
+            for kernel, launch in zip(self._kernels, launches, strict=True)
+            if isinstance(kernel.spec, EpilogueSpec)
+        ]
         self._count = len(records)
         self._records: CpuBuffer | None = None
         if records:
@@ -179,16 +183,14 @@ class CpuPlan:
             raise LimitError(f"the plan has no epilogue, but was run with lanes={lanes}, lane_offset={lane_offset}")
         if lanes < 1 or lane_offset < 0 or lane_offset % LANE_ALIGN:
             raise LimitError(
-                f"an epilogue plan was run with lanes={lanes}, lane_offset={lane_offset}: lanes start at 1, the offset is a multiple of {LANE_ALIGN}"
+                f"an epilogue plan was run with lanes={lanes}, lane_offset={lane_offset}: "
+                f"lanes start at 1, the offset is a multiple of {LANE_ALIGN}"
             )
         for words, buffer in self._lanes:
             if lane_offset + 4 * words * lanes > buffer.size:
                 raise LimitError(
                     f"{lanes} lanes of {words} words at byte {lane_offset} leave the lane buffer {buffer.label!r} of {buffer.size} bytes"
                 )
-
-
-TABLE_WORD = 6  # the map record's word that holds the address of its table of inputs
 
 
 def _own_kernel(kernel: Kernel) -> CpuKernel:

@@ -15,7 +15,8 @@ from pie_server.errors import UserError
 
 import kernels_wasm
 
-# -ffp-contract=off: a row must have the same bits from every host and every build. Memory may reach 4 GiB less a page, wasm32's most but one (the linker cannot say 2^32).
+# -ffp-contract=off: a row must have the same bits from every host and every build.
+# Memory may reach 4 GiB less a page, wasm32's most but one (the linker cannot say 2^32).
 FLAGS = (
     "-target", "wasm32-freestanding", "-mcpu=generic+simd128+bulk_memory+sign_ext+nontrapping_fptoint", "-O3", "-std=c11",
     "-nostdlib", "-ffreestanding", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Werror",
@@ -77,7 +78,7 @@ def cpu_module(cache: Path | None = None) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             compile_c(files, target)
         except OSError as error:
-            raise BuildError(f"cannot write the built cpu module under {folder}: {error.strerror}; set PIE_CACHE to a writable folder") from error
+            raise BuildError(f"cannot write the cpu module under {folder}: {error.strerror}; set PIE_CACHE to a writable folder") from error
     return target
 
 
@@ -93,7 +94,7 @@ def compile_c(files: dict[str, str], target: Path, flags: tuple[str, ...] = FLAG
         try:
             done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired as error:
-            raise BuildError(f"building the cpu module took over {BUILD_TIMEOUT_S:.0f} s and was stopped; try again on a quieter machine") from error
+            raise BuildError(f"building the cpu module took over {BUILD_TIMEOUT_S:.0f} s; try again on a quieter machine") from error
         if done.returncode:
             raise BuildError(f"zig could not build the cpu module (exit status {done.returncode}): {_first_error(done.stderr)}")
         os.replace(work / "module.wasm", target)
