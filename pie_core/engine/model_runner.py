@@ -28,8 +28,8 @@ class ModelRunner:
 
     def __init__(self, device: Device, model: CompiledModel, tables: Tables, limits: RunnerLimits) -> None:
         self.device, self.model, self._limits = device, model, limits
-        self._step, self._arena = tables.step, tables.arena
-        self._results = device.create_buffer(4 * limits.results_words, "results")
+        self.tables = tables
+        self.results = device.create_buffer(4 * limits.results_words, "results")
         self._epilogues: OrderedDict[str, Plan] = OrderedDict()
 
     @classmethod
@@ -80,23 +80,23 @@ class ModelRunner:
 
     def prepare(self, program: Program) -> None:
         """Compile `program`'s kernel unless it is cached. Raises DeviceError."""
-        self._epilogue(program)
+        self.epilogue_plan(program)
 
     def submit(self, batch: StepBatch) -> StepRun:
         """Enqueue one step: one write, the body, the head when something is read, the epilogues, the read-back."""
         packed = pack_step(batch)
         device, model = self.device, self.model
-        device.write(self._step, 0, packed.data)
+        device.write(self.tables.step, 0, packed.data)
         model.body(batch.n_tokens).run()
         if batch.reads:
             model.head(len(batch.reads)).run()
         for group in packed.groups:
-            self._epilogue(group.program).run(lane_offset=group.lane_offset, lanes=group.lanes)
-        return StepRun(device.read(self._results, 0, 4 * max(1, batch.results_words)))
+            self.epilogue_plan(group.program).run(lane_offset=group.lane_offset, lanes=group.lanes)
+        return StepRun(device.read(self.results, 0, 4 * max(1, batch.results_words)))
 
     def write_arena(self, word: int, data: bytes | bytearray | memoryview) -> None:
         """Write u32 words at word offset `word` of the arena, before any later step."""
-        self.device.write(self._arena, 4 * word, data)
+        self.device.write(self.tables.arena, 4 * word, data)
 
     def copy_page(self, src: int, dst: int) -> None:
         """Copy one KV page in every layer."""
@@ -106,7 +106,8 @@ class ModelRunner:
         """Release the device with everything on it."""
         self.device.close()
 
-    def _epilogue(self, program: Program) -> Plan:
+    def epilogue_plan(self, program: Program) -> Plan:
+        """The plan that runs `program`'s kernel; compiled at first use. Raises DeviceError."""
         plan = self._epilogues.get(program.hash)
         if plan is not None:
             self._epilogues.move_to_end(program.hash)
@@ -114,9 +115,9 @@ class ModelRunner:
         buffers = {
             "logits": self.model.logits,
             "hidden": self.model.hidden,
-            "arena": self._arena,
-            "lanes": self._step,
-            "results": self._results,
+            "arena": self.tables.arena,
+            "lanes": self.tables.step,
+            "results": self.results,
         }
         plan = self.device.compile_plan([Launch(self.device.compile(EpilogueSpec(program)), buffers)])
         self._epilogues[program.hash] = plan
