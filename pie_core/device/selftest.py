@@ -53,8 +53,8 @@ def _flat(matrix: Matrix) -> list[float]:
     return [v for row in matrix for v in row]
 
 
-def _q8_0(values: _Values, rows: int, cols: int) -> tuple[bytes, Matrix]:
-    """Raw GGUF blocks and the matrix that they hold."""
+def q8_0_block(values: _Values, rows: int, cols: int) -> tuple[bytes, Matrix]:
+    """Raw GGUF Q8_0 blocks and the matrix that they hold."""
     raw, matrix = bytearray(), []
     for _ in range(rows):
         row: list[float] = []
@@ -66,7 +66,8 @@ def _q8_0(values: _Values, rows: int, cols: int) -> tuple[bytes, Matrix]:
     return bytes(raw), matrix
 
 
-def _q4_1(values: _Values, rows: int, cols: int) -> tuple[bytes, Matrix]:
+def q4_1_block(values: _Values, rows: int, cols: int) -> tuple[bytes, Matrix]:
+    """The same in Q4_1."""
     raw, matrix = bytearray(), []
     for _ in range(rows):
         row: list[float] = []
@@ -78,7 +79,8 @@ def _q4_1(values: _Values, rows: int, cols: int) -> tuple[bytes, Matrix]:
     return bytes(raw), matrix
 
 
-def _plain(fmt: str, values: _Values, rows: int, cols: int) -> tuple[bytes, Matrix]:
+def plain_block(fmt: str, values: _Values, rows: int, cols: int) -> tuple[bytes, Matrix]:
+    """The same in f32 or f16."""
     matrix = values.matrix(rows, cols)
     return struct.pack(f"<{rows * cols}{'e' if fmt == 'f16' else 'f'}", *_flat(matrix)), matrix
 
@@ -86,10 +88,10 @@ def _plain(fmt: str, values: _Values, rows: int, cols: int) -> tuple[bytes, Matr
 class SelfTest:
     """The run on one device; the sequence's tokens share one step buffer."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, bucket: int | None = None) -> None:
         self.device = device
         self.values = _Values(1)
-        self.bucket = next((b for b in device.token_buckets if b >= len(POSITIONS)), device.token_buckets[-1])
+        self.bucket = bucket or next((b for b in device.token_buckets if b >= len(POSITIONS)), device.token_buckets[-1])
         self.buffers: list[Buffer] = []
         self.weights: list[Weight] = []
 
@@ -139,7 +141,7 @@ class SelfTest:
 
     async def embed_and_norm(self, step: Buffer) -> None:
         """`embed` (ids given, fed by the arena, out of range) and `rms_norm` (both row sources)."""
-        raw, table = _q8_0(self.values, VOCAB, 64)
+        raw, table = q8_0_block(self.values, VOCAB, 64)
         weight = self.weight("q8_0", VOCAB, 64, raw)
         arena = self.buffer(struct.pack("<4I", 9, 9, 9, 4), "arena")
         out = self.buffer(self.bucket * 64 * 4, "embedded")
@@ -163,6 +165,7 @@ class SelfTest:
         raw, matrix = block
         m, k = len(matrix) * repeat, len(matrix[0])
         rows, count = ("reads", 2) if repeat > 1 else ("tokens", 3)
+        count = min(count, self.bucket)
         x, before = self.values.matrix(count, k), self.values.matrix(count, m) if add else []
         weight = self.weight(fmt, m, k, raw * repeat)
         out = self.rows(before, "sums") if add else self.buffer(self.bucket * m * 4, "sums")
@@ -220,9 +223,9 @@ class SelfTest:
         step = self.step()
         await self.embed_and_norm(step)
         for fmt, add in (("f32", False), ("f16", True)):
-            await self.linear(step, fmt, _plain(fmt, self.values, 40, 64), add)
-        await self.linear(step, "q4_1", _q4_1(self.values, 40, 64), True)
-        await self.linear(step, "q8_0", _q8_0(self.values, PERIOD, 32), False, LOGITS // PERIOD)
+            await self.linear(step, fmt, plain_block(fmt, self.values, 40, 64), add)
+        await self.linear(step, "q4_1", q4_1_block(self.values, 40, 64), True)
+        await self.linear(step, "q8_0", q8_0_block(self.values, PERIOD, 32), False, LOGITS // PERIOD)
         await self.attention(step)
 
     def close(self) -> None:
