@@ -32,14 +32,19 @@ INLINE void scores(const int H, const float *q, uint32_t dim, float scale, const
     const float *row = (const float *)(k + offsets[i]);
     v128_t even[HEADS], odd[HEADS];
     for (int h = 0; h < H; h++) even[h] = odd[h] = wasm_f32x4_splat(0.0f);
+    uint32_t d = 0;
 #pragma clang loop unroll(disable)
-    for (uint32_t d = 0; d < dim; d += 8) {
+    for (; d + 8 <= dim; d += 8) {
       v128_t k0 = wasm_v128_load(row + d), k1 = wasm_v128_load(row + d + 4);
       for (int h = 0; h < H; h++) {
         const float *qh = q + h * dim + d;
         even[h] = wasm_f32x4_add(even[h], wasm_f32x4_mul(k0, wasm_v128_load(qh)));
         odd[h] = wasm_f32x4_add(odd[h], wasm_f32x4_mul(k1, wasm_v128_load(qh + 4)));
       }
+    }
+    if (d < dim) {
+      v128_t k0 = wasm_v128_load(row + d);
+      for (int h = 0; h < H; h++) even[h] = wasm_f32x4_add(even[h], wasm_f32x4_mul(k0, wasm_v128_load(q + h * dim + d)));
     }
     for (int h = 0; h < H; h++) out[h * stride + i] = scale * hsum(wasm_f32x4_add(even[h], odd[h]));
   }
@@ -60,27 +65,25 @@ static float softmax(float *s, uint32_t n) {
   return 1.0f / hsum(sum);
 }
 
-// out[h] = factor[h] * sum_i p[h][i] V[i], eight columns at a time so that the sums stay in registers.
-INLINE void mix(const int H, const float *p, uint32_t stride, const float *factor, const uint8_t *v, const uint32_t *offsets, uint32_t n,
-                uint32_t dim, float *out) {
-  for (uint32_t d = 0; d < dim; d += 8) {
-    v128_t low[HEADS], high[HEADS];
-    for (int h = 0; h < H; h++) low[h] = high[h] = wasm_f32x4_splat(0.0f);
+// out[h] = factor[h] * sum_i p[h][i] V[i] for V vectors of four columns, so that the sums stay in registers.
+INLINE void mix(const int H, const int V, const float *p, uint32_t stride, const float *factor, const uint8_t *v, const uint32_t *offsets,
+                uint32_t n, uint32_t dim, float *out) {
+  v128_t sum[HEADS][2];
+  for (int h = 0; h < H; h++) {
+    for (int c = 0; c < V; c++) sum[h][c] = wasm_f32x4_splat(0.0f);
+  }
 #pragma clang loop unroll(disable)
-    for (uint32_t i = 0; i < n; i++) {
-      const float *row = (const float *)(v + offsets[i]) + d;
-      v128_t v0 = wasm_v128_load(row), v1 = wasm_v128_load(row + 4);
-      for (int h = 0; h < H; h++) {
-        v128_t w = wasm_v128_load32_splat(p + h * stride + i);
-        low[h] = wasm_f32x4_add(low[h], wasm_f32x4_mul(w, v0));
-        high[h] = wasm_f32x4_add(high[h], wasm_f32x4_mul(w, v1));
-      }
-    }
+  for (uint32_t i = 0; i < n; i++) {
+    const float *row = (const float *)(v + offsets[i]);
+    v128_t value[2];
+    for (int c = 0; c < V; c++) value[c] = wasm_v128_load(row + 4 * c);
     for (int h = 0; h < H; h++) {
-      v128_t f = wasm_f32x4_splat(factor[h]);
-      wasm_v128_store(out + h * dim + d, wasm_f32x4_mul(low[h], f));
-      wasm_v128_store(out + h * dim + d + 4, wasm_f32x4_mul(high[h], f));
+      v128_t w = wasm_v128_load32_splat(p + h * stride + i);
+      for (int c = 0; c < V; c++) sum[h][c] = wasm_f32x4_add(sum[h][c], wasm_f32x4_mul(w, value[c]));
     }
+  }
+  for (int h = 0; h < H; h++) {
+    for (int c = 0; c < V; c++) wasm_v128_store(out + h * dim + 4 * c, wasm_f32x4_mul(sum[h][c], wasm_f32x4_splat(factor[h])));
   }
 }
 
@@ -90,7 +93,9 @@ INLINE void heads_pass(const int H, const float *q, const uint8_t *k, const uint
   float factor[HEADS];
   scores(H, q, dim, scale, k, offsets, n, s, stride);
   for (int h = 0; h < H; h++) factor[h] = softmax(s + h * stride, stride);
-  mix(H, s, stride, factor, v, offsets, n, dim, out);
+  uint32_t d = 0;
+  for (; d + 8 <= dim; d += 8) mix(H, 2, s, stride, factor, v + 4 * d, offsets, n, dim, out + d);
+  if (d < dim) mix(H, 1, s, stride, factor, v + 4 * d, offsets, n, dim, out + d);
 }
 
 // Arguments: q, k_cache, v_cache, out, heads, kv_heads, head_dim, scale, slots. Scratch: (1 + HEADS) * (slots + 4) words.

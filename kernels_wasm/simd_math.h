@@ -70,12 +70,10 @@ static inline v128_t simd_reduce_f64(v128_t x, v128_t *quadrant) {
   return wasm_f64x2_sub(r, wasm_f64x2_mul(n, wasm_f64x2_splat(0x1.0b4611a626331p-34)));
 }
 
-// sin and cos at once. |x| <= 1.6e6: within 2 ulp (n * pi/2 is exact there); beyond, the reduction loses bits one by one
-// and from 2^31 quadrants on the value is a bounded but arbitrary number. inf gives NaN.
-static inline void simd_sincos(v128_t x, v128_t *sin_out, v128_t *cos_out) {
-  v128_t q0, q1;
-  v128_t r0 = simd_reduce_f64(wasm_f64x2_promote_low_f32x4(x), &q0);
-  v128_t r1 = simd_reduce_f64(wasm_f64x2_promote_low_f32x4(wasm_i32x4_shuffle(x, x, 2, 3, 2, 3)), &q1);
+// sin and cos (f32) of four f64 angles. |x| <= 1.6e6: within 2 ulp (n * pi/2 is exact there); beyond, the reduction loses
+// bits one by one and from 2^31 quadrants on the value is a bounded but arbitrary number. inf gives NaN.
+static inline void simd_sincos_f64(v128_t low, v128_t high, v128_t *sin_out, v128_t *cos_out) {
+  v128_t q0, q1, r0 = simd_reduce_f64(low, &q0), r1 = simd_reduce_f64(high, &q1);
   v128_t r = wasm_i32x4_shuffle(wasm_f32x4_demote_f64x2_zero(r0), wasm_f32x4_demote_f64x2_zero(r1), 0, 1, 4, 5);
   v128_t q = wasm_i32x4_shuffle(q0, q1, 0, 1, 4, 5);
   v128_t z = wasm_f32x4_mul(r, r);
@@ -94,6 +92,12 @@ static inline void simd_sincos(v128_t x, v128_t *sin_out, v128_t *cos_out) {
   v128_t sv = wasm_v128_xor(wasm_v128_bitselect(c, s, odd), neg_s), cv = wasm_v128_xor(wasm_v128_bitselect(s, c, odd), neg_c);
   *sin_out = wasm_f32x4_max(wasm_f32x4_min(sv, one), minus);
   *cos_out = wasm_f32x4_max(wasm_f32x4_min(cv, one), minus);
+}
+
+// The same of f32 angles.
+static inline void simd_sincos(v128_t x, v128_t *sin_out, v128_t *cos_out) {
+  v128_t high = wasm_i32x4_shuffle(x, x, 2, 3, 2, 3);
+  simd_sincos_f64(wasm_f64x2_promote_low_f32x4(x), wasm_f64x2_promote_low_f32x4(high), sin_out, cos_out);
 }
 
 static inline v128_t simd_sin(v128_t x) {

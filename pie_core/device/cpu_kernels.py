@@ -130,7 +130,7 @@ RecordOf = Callable[[Bindings], Record]
 def _embed(p: Params) -> RecordOf:
     fmt, vocab, bucket = p.choice("fmt", FORMATS), p.number("vocab", most=1 << 24), p.number("bucket", most=MAX_BUCKET)
     name = str(p.values["fmt"])
-    width = p.number("width", multiple=BLOCK if name in ("q4_1", "q8_0") else 4)
+    width = p.number("width", multiple=BLOCK if name in ("q4_1", "q8_0") else 1)
     quants, scales = weight_bytes(name, vocab, width)
 
     def build(b: Bindings) -> Record:
@@ -141,7 +141,7 @@ def _embed(p: Params) -> RecordOf:
 
 
 def _rms_norm(p: Params) -> RecordOf:
-    width, bucket = p.number("width", multiple=4), p.number("bucket", most=MAX_BUCKET)
+    width, bucket = p.number("width"), p.number("bucket", most=MAX_BUCKET)
     eps, rows = p.real("eps"), p.choice("rows", _ROWS)
 
     def build(b: Bindings) -> Record:
@@ -172,7 +172,7 @@ def _heads(p: Params) -> tuple[int, int, int, int]:
     heads, kv_heads = p.number("heads", most=4096), p.number("kv_heads", most=4096)
     if heads % kv_heads:
         raise KernelError(f"{p.name}: heads is {heads}, not a multiple of kv_heads {kv_heads}")
-    return heads, kv_heads, p.number("head_dim", multiple=8, most=MAX_HEAD_DIM), p.number("bucket", most=MAX_BUCKET)
+    return heads, kv_heads, p.number("head_dim", multiple=4, most=MAX_HEAD_DIM), p.number("bucket", most=MAX_BUCKET)
 
 
 def _caches(b: Bindings, row: int) -> tuple[int, int, int]:
