@@ -93,7 +93,7 @@ static inline v128_t v_sign_f32(v128_t a) {
 }
 static inline v128_t v_sign_i32(v128_t a) {
   v128_t zero = wasm_i32x4_splat(0);
-  return wasm_i32x4_sub(wasm_i32x4_lt(zero, zero), wasm_i32x4_sub(wasm_i32x4_gt(a, zero), wasm_i32x4_lt(a, zero)));
+  return wasm_i32x4_sub(wasm_i32x4_lt(a, zero), wasm_i32x4_gt(a, zero));
 }
 static inline v128_t v_max_f32(v128_t a, v128_t b) {
   return wasm_v128_bitselect(a, b, wasm_v128_or(wasm_f32x4_gt(a, b), wasm_f32x4_ne(b, b)));

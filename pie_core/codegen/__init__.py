@@ -1,0 +1,18 @@
+"""codegen: Programs to kernels. WGSL for WebGPU, word lists for the cpu device's virtual machine, NumPy for the tests (`codegen.oracle`)."""
+
+from __future__ import annotations
+
+from pie_core.codegen.cpu import CpuProgram, emit_epilogue_cpu, emit_map_cpu
+from pie_core.codegen.layout import LaneLayout, lane_layout
+from pie_core.codegen.wgsl import WgslKernel, emit_epilogue_wgsl, emit_map_wgsl
+
+__all__ = [
+    "CpuProgram",
+    "LaneLayout",
+    "WgslKernel",
+    "emit_epilogue_cpu",
+    "emit_epilogue_wgsl",
+    "emit_map_cpu",
+    "emit_map_wgsl",
+    "lane_layout",
+]
