@@ -18,10 +18,6 @@ EXPORT(mem_copy) uint32_t mem_copy(uint32_t to, uint32_t from, uint32_t bytes) {
 void vm_epilogue(const uint32_t *prog, const float *logits, const float *hidden, uint32_t *arena, const uint32_t *lanes, uint32_t n_lanes,
                  uint32_t *results, uint32_t *scratch);
 void vm_map(const uint32_t *prog, const uint32_t *step, const float *const *inputs, float *out, uint32_t *scratch);
-#ifdef PIE_NO_VM
-void vm_epilogue(const uint32_t *p, const float *l, const float *h, uint32_t *a, const uint32_t *b, uint32_t n, uint32_t *r, uint32_t *s) { (void)p, (void)l, (void)h, (void)a, (void)b, (void)n, (void)r, (void)s; }
-void vm_map(const uint32_t *p, const uint32_t *s, const float *const *i, float *o, uint32_t *c) { (void)p, (void)s, (void)i, (void)o, (void)c; }
-#endif
 
 static uint32_t run_record(const uint32_t *rec, uint8_t *scratch, uint32_t lane_offset, uint32_t lanes) {
   const uint32_t *a = rec + REC_ARGS;

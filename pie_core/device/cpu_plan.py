@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pie_core.codegen.layout import lane_layout
+from pie_core.codegen import emit_epilogue_cpu, emit_map_cpu, lane_layout
 from pie_core.device.cpu_kernels import RECORD_WORDS, Bindings, Record, RecordOf, binding_names, compile_template, record
 from pie_core.device.protocol import (
     LANE_ALIGN,
@@ -22,6 +22,7 @@ from pie_core.device.protocol import (
     MapSpec,
     TemplateSpec,
 )
+from pie_core.eta.errors import ProgramError
 
 if TYPE_CHECKING:
     from pie_core.device.cpu import CpuBuffer, CpuDevice
@@ -60,13 +61,16 @@ def describe(spec: KernelSpec) -> str:
 
 def compile_spec(device: CpuDevice, spec: KernelSpec) -> CpuKernel:
     """The kernel of any spec. Raises KernelError when the spec is malformed."""
-    match spec:
-        case TemplateSpec():
-            return CpuKernel(spec, *_template(spec))
-        case EpilogueSpec():
-            return _epilogue(device, spec)
-        case MapSpec():
-            return _map(device, spec)
+    try:
+        match spec:
+            case TemplateSpec():
+                return CpuKernel(spec, *_template(spec))
+            case EpilogueSpec():
+                return _epilogue(device, spec)
+            case MapSpec():
+                return _map(device, spec)
+    except ProgramError as error:
+        raise KernelError(f"{describe(spec)}: {error}") from error
     raise KernelError(f"a kernel spec is a TemplateSpec, EpilogueSpec or MapSpec, not {type(spec).__name__}")
 
 
@@ -82,8 +86,6 @@ def _constant(device: CpuDevice, words: Sequence[int], label: str) -> CpuBuffer:
 
 
 def _epilogue(device: CpuDevice, spec: EpilogueSpec) -> CpuKernel:
-    from pie_core.codegen.cpu import emit_epilogue_cpu
-
     program = spec.program
     if program.stage != "epilogue":
         raise KernelError(f"{describe(spec)}: the program's stage is {program.stage!r}; an EpilogueSpec takes an epilogue program")
@@ -104,8 +106,6 @@ def _epilogue(device: CpuDevice, spec: EpilogueSpec) -> CpuKernel:
 
 
 def _map(device: CpuDevice, spec: MapSpec) -> CpuKernel:
-    from pie_core.codegen.cpu import emit_map_cpu
-
     if spec.program.stage != "map":
         raise KernelError(f"{describe(spec)}: the program's stage is {spec.program.stage!r}; a MapSpec takes a map program")
     if spec.n < 1 or spec.bucket < 1 or spec.rows not in _ROWS:

@@ -14,12 +14,13 @@ from pathlib import Path
 from pie_server.errors import UserError
 
 import kernels_wasm
+from pie_core.codegen.cpu_source import vm_ops_header
 
 # -ffp-contract=off: a row must have the same bits from every host and every build.
 # Memory may reach 4 GiB less a page, wasm32's most but one (the linker cannot say 2^32).
 FLAGS = (
     "-target", "wasm32-freestanding", "-mcpu=generic+simd128+bulk_memory+sign_ext+nontrapping_fptoint", "-O3", "-std=c11",
-    "-nostdlib", "-ffreestanding", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Werror",
+    "-s", "-nostdlib", "-ffreestanding", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Werror",
     "-mllvm", "-disable-lsr",  # keeps constant offsets in loads: prefill is 8 % faster
     "-Wl,--no-entry", "-Wl,--export-memory", "-Wl,-z,stack-size=65536", "-Wl,--max-memory=4294901760",
 )  # fmt: skip
@@ -39,11 +40,6 @@ def module_sources() -> dict[str, str]:
     """File name to text of everything the module is compiled from, generated headers included."""
     folder = Path(kernels_wasm.__file__).parent
     files = {path.name: path.read_text() for path in sorted(folder.iterdir()) if path.suffix in {".c", ".h"}}
-    if "vm.c" not in files:
-        files["plan.c"] = "#define PIE_NO_VM\n" + files["plan.c"]
-        return files
-    from pie_core.codegen.cpu_source import vm_ops_header
-
     files["vm_ops.h"] = vm_ops_header()
     return files
 
