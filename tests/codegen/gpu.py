@@ -1,0 +1,144 @@
+"""Runs generated WGSL for tests: lavapipe through wgpu in this process, and Tint + SwiftShader through wgpudawn in a child process.
+
+`python -m tests.codegen.gpu` is that child: it reads pickled jobs from standard input and writes their buffers to standard output.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pie_core.codegen import emit_epilogue_wgsl, emit_map_wgsl
+from pie_core.codegen.wgsl import WgslKernel
+from pie_core.eta.program import Program
+from tests.codegen.batch import Answer, Batch
+
+Array = Any
+
+
+class Job(NamedTuple):
+    """One dispatch: WGSL, arrays by binding order, which of them come back, workgroups along x."""
+
+    source: str
+    arrays: tuple[Array, ...]
+    access: tuple[str, ...]
+    groups: int
+
+
+class Gpu:
+    """A device of wgpu or wgpudawn (same API) that runs jobs one at a time."""
+
+    def __init__(self, module: Any, device: Any) -> None:
+        self.gpu = module
+        self.device = device
+        self._pipelines: dict[str, Any] = {}
+
+    def run(self, job: Job) -> list[Array]:
+        """The arrays after the dispatch, "rw" ones as written."""
+        usage = self.gpu.BufferUsage
+        device = self.device
+        buffers = []
+        for array in job.arrays:
+            data = np.ascontiguousarray(array).tobytes() or bytes(4)
+            buffer = device.create_buffer(size=len(data), usage=usage.STORAGE | usage.COPY_DST | usage.COPY_SRC)
+            device.queue.write_buffer(buffer, 0, data)
+            buffers.append(buffer)
+        pipeline = self._pipelines.get(job.source)
+        if pipeline is None:
+            module = device.create_shader_module(code=job.source)
+            pipeline = device.create_compute_pipeline(layout="auto", compute={"module": module, "entry_point": "main"})
+            self._pipelines[job.source] = pipeline
+        entries = [{"binding": i, "resource": {"buffer": b, "offset": 0, "size": b.size}} for i, b in enumerate(buffers)]
+        group = device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
+        encoder = device.create_command_encoder()
+        step = encoder.begin_compute_pass()
+        step.set_pipeline(pipeline)
+        step.set_bind_group(0, group)
+        step.dispatch_workgroups(job.groups, 1, 1)
+        step.end()
+        device.queue.submit([encoder.finish()])
+        out = []
+        for array, buffer, access in zip(job.arrays, buffers, job.access, strict=True):
+            if access == "rw":
+                out.append(np.frombuffer(bytes(device.queue.read_buffer(buffer)), array.dtype)[: array.size].reshape(array.shape))
+            else:
+                out.append(array)
+            buffer.destroy()
+        return out
+
+
+@lru_cache(maxsize=1)
+def lavapipe_gpu() -> Gpu:
+    """lavapipe in this process."""
+    from tests.support.lavapipe import lavapipe
+
+    device = lavapipe()
+    return Gpu(device.gpu, device.raw)
+
+
+def lavapipe(jobs: Sequence[Job]) -> list[list[Array]]:
+    """Run jobs on lavapipe (naga compiles)."""
+    gpu = lavapipe_gpu()
+    return [gpu.run(job) for job in jobs]
+
+
+def swiftshader(jobs: Sequence[Job]) -> list[list[Array]]:
+    """Run jobs on SwiftShader (Tint compiles), all in one child process."""
+    from tests.support.tint import ROOT
+    from tests.support.tint import swiftshader as icd
+
+    environment = {**os.environ, "VK_ICD_FILENAMES": str(icd()), "VK_DRIVER_FILES": str(icd())}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.codegen.gpu"], input=pickle.dumps(list(jobs)), capture_output=True, cwd=ROOT, env=environment, timeout=100, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()[-4000:]
+    answers: list[list[Array]] = pickle.loads(done.stdout)
+    return answers
+
+
+MACHINES = {"lavapipe": lavapipe, "swiftshader": swiftshader}
+
+
+def epilogue_job(batch: Batch, workgroup: int = 256) -> tuple[Job, WgslKernel]:
+    """The dispatch of a batch."""
+    kernel = emit_epilogue_wgsl(batch.program, workgroup)
+    given = {"logits": batch.logits, "hidden": batch.hidden, "arena": batch.arena, "lanes": batch.table, "results": batch.results}
+    arrays = tuple(given[name] for name, _ in kernel.bindings)
+    return Job(kernel.source, arrays, tuple(a for _, a in kernel.bindings), len(batch.lanes)), kernel
+
+
+def run_batches(machine: str, batches: Sequence[Batch], workgroup: int = 256) -> list[list[Answer]]:
+    """The answers of several launches."""
+    jobs = [epilogue_job(batch, workgroup) for batch in batches]
+    answers = []
+    for batch, (_, kernel), arrays in zip(batches, jobs, MACHINES[machine]([j for j, _ in jobs]), strict=True):
+        after = {name: array for (name, _), array in zip(kernel.bindings, arrays, strict=True)}
+        answers.append(batch.answers(after.get("arena", batch.arena), after["results"]))
+    return answers
+
+
+def map_job(program: Program, n: int, inputs: Sequence[tuple[int, int]], rows: str, bucket: int, step: Any, arrays: Sequence[Any], out: Any) -> Job:
+    """The dispatch of a map program."""
+    kernel = emit_map_wgsl(program, n, inputs, rows, bucket)
+    return Job(kernel.source, (step, *arrays, out), tuple(a for _, a in kernel.bindings), kernel.grid[0])
+
+
+def _child() -> None:
+    import wgpudawn as dawn
+
+    jobs = pickle.loads(sys.stdin.buffer.read())
+    adapter = dawn.gpu.request_adapter_sync(power_preference="high-performance")
+    assert adapter.info["backend_type"] == "Vulkan" and "SwiftShader" in adapter.info["device"], dict(adapter.info)
+    gpu = Gpu(dawn, adapter.request_device_sync())
+    sys.stdout.buffer.write(pickle.dumps([gpu.run(job) for job in jobs]))
+
+
+if __name__ == "__main__":
+    _child()
