@@ -80,7 +80,7 @@ class Budget:
         self.work -= characters
         if characters > MAX_TEXT or self.work < 0:
             raise TemplateError(
-                f"the chat template makes too much text: a string of {characters} characters; limits are {MAX_TEXT} and {MAX_WORK} in all"
+                f"the chat template makes a string of {characters} characters; {MAX_TEXT} are allowed, {MAX_WORK} for all strings together"
             )
 
 

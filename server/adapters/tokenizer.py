@@ -25,13 +25,18 @@ class HfTokenizer:
         return len(self._bytes)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text; special tokens in it stay text. Raises TokenizerError over MAX_CHARS characters or for lone surrogates."""
+        """Ids of plain text; special tokens in it stay text. Raises TokenizerError over MAX_CHARS characters or for lone surrogates.
+
+        Bytes for which the checkpoint has no token (in SmolLM2 six control characters and the unassigned planes 4 to 11)
+        are left out, as the reference implementation does.
+        """
         if len(text) > MAX_CHARS:
             raise TokenizerError(f"text of {len(text)} characters is too long to encode; at most {MAX_CHARS} are allowed")
         try:
-            ids: list[int] = self._engine.encode(text, add_special_tokens=False).ids
+            text.encode()
         except UnicodeEncodeError as error:
             raise TokenizerError(f"character {error.start} of the text is a lone surrogate, which is no Unicode text") from None
+        ids: list[int] = self._engine.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

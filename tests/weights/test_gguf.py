@@ -28,9 +28,8 @@ from pie_core.weights import (
     read_header,
 )
 from pie_core.weights.metadata import StringArray
+from tests.support.paths import default_model
 from tests.support.tiny_gguf import FORMAT_IDS, RawTensor, gguf_bytes, write_tiny_gguf
-
-MODEL = Path.home() / ".cache/pie/models/SmolLM2-135M-Instruct/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def norm(name: str = "w", cols: int = 32) -> RawTensor:
@@ -349,7 +348,7 @@ def test_a_million_strings_open_fast() -> None:
 
 def test_smollm2() -> None:
     started = time.process_time()
-    with open_gguf(MODEL) as ours:
+    with open_gguf(default_model()) as ours:
         assert time.process_time() - started < 0.5
         ours.check_runnable()
         assert (ours.metadata.str("general.architecture"), ours.metadata.int("llama.block_count")) == ("llama", 30)
