@@ -31,12 +31,14 @@ class WebGpuDevice:
         self.raw = raw
         self.map_read = gpu.MapMode.READ if map_read is None else map_read
         self.kernels = KernelCache(gpu, raw, "software" if info.software else "gpu")
+        self.epoch = 0  # counts destroyed buffers; a plan checks its own when this moved
         self._info = info
         self._queue = raw.queue
         self._drain = drain
         self._encoder: Any = None
         self._reads = ReadPool(self)
         self._uploads = Uploader(self)
+        self._scratch: WebGpuBuffer | None = None
         self._lost: str | None = None
         self._deferred: DeviceError | None = None
 
@@ -94,7 +96,13 @@ class WebGpuDevice:
             if most is not None and rounded > most:
                 raise LimitError(f"buffer {label!r} needs {size} bytes, over the {limit} of {most} bytes of {self._info.name}")
         usage = self.gpu.BufferUsage
-        return WebGpuBuffer(self.allocate(rounded, usage.STORAGE | usage.COPY_SRC | usage.COPY_DST, label), size, label)
+        return WebGpuBuffer(self.allocate(rounded, usage.STORAGE | usage.COPY_SRC | usage.COPY_DST, label), size, label, self._released)
+
+    def _released(self) -> None:
+        """A buffer is about to be destroyed: submit what may name it, and have plans check theirs again."""
+        self.epoch += 1
+        if self._lost is None:
+            self.flush()
 
     def write(self, buffer: Buffer, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Enqueue a write of `data`, a multiple of 4 bytes, at byte `offset`."""
@@ -125,17 +133,18 @@ class WebGpuDevice:
             raise self.failed(error, f"copy {size} bytes from {source.label!r} to {target.label!r}") from error
 
     def _copy_within(self, buffer: WebGpuBuffer, src_offset: int, dst_offset: int, size: int) -> None:
-        """WebGPU refuses a copy inside one buffer (a KV page to another page): it goes through a temporary one."""
-        between = self.create_buffer(size, "copy within")
+        """WebGPU refuses a copy inside one buffer (a KV page to another page): it goes through a scratch buffer."""
+        if self._scratch is None or self._scratch.size < size:
+            if self._scratch is not None:
+                self._scratch.destroy()
+            self._scratch = self.create_buffer(1 << (size - 1).bit_length(), "copy scratch")
+        scratch = self._scratch.raw
         try:
             encoder = self.encoder()
-            encoder.copy_buffer_to_buffer(buffer.raw, src_offset, between.raw, 0, size)
-            encoder.copy_buffer_to_buffer(between.raw, 0, buffer.raw, dst_offset, size)
-            self.flush()
+            encoder.copy_buffer_to_buffer(buffer.raw, src_offset, scratch, 0, size)
+            encoder.copy_buffer_to_buffer(scratch, 0, buffer.raw, dst_offset, size)
         except self.gpu.GPUError as error:
             raise self.failed(error, f"copy {size} bytes inside {buffer.label!r}") from error
-        finally:
-            between.destroy()
 
     def read(self, buffer: Buffer, offset: int, size: int) -> Coroutine[Any, Any, bytes]:
         """The bytes as they are now: the copy is enqueued by the call, not by the await. Several reads may be in flight."""

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import kernels_wgsl
+from pie_core.codegen import emit_epilogue_wgsl, emit_map_wgsl, lane_layout
 from pie_core.device.protocol import DeviceError, EpilogueSpec, KernelError, KernelSpec, MapSpec, TemplateSpec
 from pie_core.device.templates import TEMPLATES, template
 from pie_core.device.webgpu_errors import translate
+from pie_core.eta.errors import ProgramError
 
 EPILOGUE_KERNELS = 256  # most epilogue pipelines kept; a program beyond that compiles again
-MAP_WORKGROUP = 64
+# Lanes of an epilogue workgroup: a software adapter pays for every lane at every barrier.
+EPILOGUE_WORKGROUP = {"software": 32, "gpu": 256}
 
 
 @dataclass(frozen=True)
@@ -72,28 +75,22 @@ class KernelCache:
         return self._build(spec, rendered.source, rendered.bindings, rendered.grid, f"template {spec.name}")
 
     def _map(self, spec: MapSpec) -> WebGpuKernel:
-        from pie_core.codegen import emit_map_wgsl
-
-        emitted = emit_map_wgsl(spec.program, spec.n, spec.inputs, spec.rows, spec.bucket)
-        self._check_iterations(emitted.iterations, "map")
-        total = -(-spec.n * spec.bucket // emitted.workgroup)
-        return self._build(spec, emitted.source, tuple(emitted.bindings), (total, 1, 1), "map program")
+        try:
+            emitted = emit_map_wgsl(spec.program, spec.n, spec.inputs, spec.rows, spec.bucket)
+        except ProgramError as error:
+            raise KernelError(str(error)) from error
+        return self._build(spec, emitted.source, emitted.bindings, emitted.grid, "map program")
 
     def _epilogue(self, spec: EpilogueSpec) -> WebGpuKernel:
-        from pie_core.codegen import emit_epilogue_wgsl, lane_layout
-
-        emitted = emit_epilogue_wgsl(spec.program)
-        self._check_iterations(emitted.iterations, "epilogue")
-        words = lane_layout(spec.program).words
-        pipeline, layout = self._pipeline(emitted.source, tuple(emitted.bindings), "epilogue program")
-        return WebGpuKernel(spec, pipeline, layout, tuple(emitted.bindings), None, words)
-
-    @staticmethod
-    def _check_iterations(iterations: int, what: str) -> None:
-        if iterations > kernels_wgsl.MAX_ITERATIONS:
-            raise KernelError(
-                f"the {what} kernel would run {iterations} loop iterations an invocation, over the bound of {kernels_wgsl.MAX_ITERATIONS}"
-            )
+        try:
+            try:
+                emitted = emit_epilogue_wgsl(spec.program, EPILOGUE_WORKGROUP[self._adapter_class])
+            except ProgramError:  # over the iteration bound: more lanes have fewer iterations each
+                emitted = emit_epilogue_wgsl(spec.program, 256)
+        except ProgramError as error:
+            raise KernelError(str(error)) from error
+        pipeline, layout = self._pipeline(emitted.source, emitted.bindings, "epilogue program")
+        return WebGpuKernel(spec, pipeline, layout, emitted.bindings, None, lane_layout(spec.program).words)
 
     def _build(
         self, spec: KernelSpec | None, source: str, bindings: tuple[tuple[str, str], ...], grid: tuple[int, int, int], what: str

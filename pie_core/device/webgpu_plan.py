@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pie_core.device.protocol import LANE_ALIGN, DeviceError, Launch, LimitError
-from pie_core.device.webgpu_buffer import WebGpuBuffer
+from pie_core.device.webgpu_buffer import WebGpuBuffer, check_alive
 from pie_core.device.webgpu_kernels import WebGpuKernel, owned_kernel
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def bound_buffer(kernel: WebGpuKernel, name: str, buffers: Mapping[str, Buffer])
 def bind(device: WebGpuDevice, kernel: WebGpuKernel, buffers: Mapping[str, Buffer], lane_bytes: int = 0) -> Any:
     """A bind group over whole buffers; `lanes` is bound with `lane_bytes` behind its dynamic offset."""
     entries = []
+    check_alive((bound_buffer(kernel, name, buffers) for name, _ in kernel.bindings), "bind")
     for index, (name, _) in enumerate(kernel.bindings):
         buffer = bound_buffer(kernel, name, buffers)
         size = lane_bytes if name == "lanes" else buffer.raw.size
@@ -45,10 +46,13 @@ class RecordedPlan:
     def __init__(self, device: WebGpuDevice, launches: Sequence[Launch]) -> None:
         self._device = device
         self._steps: list[Step] = []
+        self._buffers: list[WebGpuBuffer] = []
+        self._epoch = device.epoch
         for launch in launches:
             kernel = owned_kernel(launch.kernel)
             if kernel.grid is None:
                 raise DeviceError("an epilogue kernel has a grid of its own: give it a plan of one launch")
+            self._buffers += [bound_buffer(kernel, name, launch.bindings) for name, _ in kernel.bindings]
             self._steps.append((kernel.pipeline, bind(device, kernel, launch.bindings), kernel.grid))
         compile_plan: Callable[[list[Step]], Callable[[], None]] | None = getattr(device.raw, "compile_plan", None)
         self._replay = compile_plan(self._steps) if compile_plan is not None else None
@@ -59,6 +63,9 @@ class RecordedPlan:
             raise DeviceError(f"lane_offset {lane_offset} and lanes {lanes} belong to an epilogue plan; this plan has none")
         device = self._device
         device.check()
+        if device.epoch != self._epoch:
+            check_alive(self._buffers, "run a plan")
+            self._epoch = device.epoch
         try:
             if self._replay is not None:
                 device.flush()
@@ -86,8 +93,8 @@ class EpiloguePlan:
         self._kernel = owned_kernel(launch.kernel)
         self._bindings = dict(launch.bindings)
         self._lane_table = bound_buffer(self._kernel, "lanes", launch.bindings)
-        for name, _ in self._kernel.bindings:
-            bound_buffer(self._kernel, name, launch.bindings)
+        self._buffers = [bound_buffer(self._kernel, name, launch.bindings) for name, _ in self._kernel.bindings]
+        self._epoch = -1
         self._groups: dict[int, Any] = {}
 
     def _group(self, lane_offset: int, lanes: int) -> Any:
@@ -113,6 +120,9 @@ class EpiloguePlan:
             )
         device = self._device
         device.check()
+        if device.epoch != self._epoch:
+            check_alive(self._buffers, "run an epilogue")
+            self._epoch = device.epoch
         group = self._group(lane_offset, lanes)
         try:
             compute = device.encoder().begin_compute_pass()

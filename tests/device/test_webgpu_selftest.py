@@ -1,0 +1,62 @@
+"""The start-up self-test: passes where kernels are right, names the kernel that is wrong."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from pie_core.device import templates
+from pie_core.device.protocol import Device, DeviceError, KernelSpec, TemplateSpec
+from pie_core.device.selftest import self_test
+from tests.support.lavapipe import as_gpu, lavapipe
+
+
+class Tampered:
+    """A real device whose kernel `name` is compiled with one parameter changed."""
+
+    def __init__(self, device: Device, name: str, change: dict[str, Any]) -> None:
+        self.device, self.name, self.change = device, name, change
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self.device, attribute)
+
+    def compile(self, spec: KernelSpec) -> Any:
+        if isinstance(spec, TemplateSpec) and spec.name == self.name:
+            spec = templates.template(spec.name, **{**dict(spec.params), **self.change})
+        return self.device.compile(spec)
+
+
+@pytest.mark.parametrize("device", [lavapipe, as_gpu])
+async def test_passes_and_is_quick(device: Any) -> None:
+    await self_test(device())
+    start = time.perf_counter()
+    await self_test(device())
+    assert time.perf_counter() - start < 1.0
+
+
+WRONG = [
+    ("embed", {"vocab": 5}, "embed"),
+    ("rms_norm", {"eps": 0.1}, "rms_norm rows=tokens"),
+    ("linear", {"fmt": "f32"}, "linear fmt=f16 m=40"),
+    ("linear", {"add": False}, "linear fmt=f16 m=40"),
+    ("linear", {"rows": "reads"}, "linear fmt=f32 m=40"),
+    ("rope_append", {"style": "half"}, "rope_append .q."),
+    ("attention", {"scale": 0.126}, "attention"),
+    ("attention", {"kv_heads": 4}, "attention"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "named"), WRONG)
+async def test_names_the_wrong_kernel(name: str, change: dict[str, Any], named: str) -> None:
+    wrong: Any = Tampered(lavapipe(), name, change)
+    with pytest.raises(DeviceError, match=f"kernel {named} is wrong on webgpu device 'llvmpipe.*use another device"):
+        await self_test(wrong)
+
+
+async def test_says_when_a_step_is_too_small() -> None:
+    small: Any = Tampered(lavapipe(), "", {})
+    small.token_buckets = (1, 2)
+    with pytest.raises(DeviceError, match="3 tokens a step; the device takes 2"):
+        await self_test(small)
