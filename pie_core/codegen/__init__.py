@@ -1,4 +1,4 @@
-"""codegen: Programs to kernels. WGSL for WebGPU, word lists for the cpu device's virtual machine, NumPy for the tests (`codegen.oracle`)."""
+"""codegen: Programs to kernels. WGSL for WebGPU, word lists for the cpu device, NumPy for the tests (`codegen.oracle`)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Programs as word lists for the virtual machine of the cpu device (kernels_wasm/vm.c).
 
 Words: header [magic, words in all, lane words, logits width, hidden width, scalar slots, temps, 0], then blocks [kind, words of code, n]
-followed by instructions of six words [opcode, imm, d, a, b, c]. A block of kind ONCE runs once, LOOP runs over n elements in chunks of 1,024,
-END ends the program. An operand word is kind << 28 | index. A map program's header has [magic, words, rows, inputs, n, scalar slots, temps, 0]
-and then stride and offset of each input; its LOOP blocks run once a row.
+followed by instructions of six words [opcode, imm, d, a, b, c]. A block of kind ONCE runs once, LOOP runs over n elements in chunks of
+1,024, END ends the program. An operand word is kind << 28 | index. A map program's header has [magic, words, rows, inputs, n, scalar slots,
+temps, 0] and then stride and offset of each input; its LOOP blocks run once a row.
 
 A scalar is a slot of 16 bytes that holds its word four times; a temp is one chunk of a vector. Bools are masks of ones.
 """
@@ -54,7 +54,7 @@ class _Code:
         self.temps = 0
         self.free: list[int] = []
 
-    def emit(self, name: str, d: int, a: int = 0, b: int = 0, c: int = 0, *, key: str = "", imm: int = 0) -> None:
+    def emit(self, name: str, d: int, a: int = 0, b: int = 0, *, c: int = 0, key: str = "", imm: int = 0) -> None:
         self.block.append((opcodes()[name, key], imm, d, a, b, c))
 
     def slot(self) -> int:
@@ -87,7 +87,7 @@ class _Code:
         return CpuProgram((MAGIC, 8 + len(body), *header, self.scalars, self.temps, 0, *body), scratch)
 
 
-def _apply(code: _Code, program: Program, node: Node, d: int, operands: Sequence[int], element: int = 0) -> None:
+def _apply(code: _Code, program: Program, node: Node, d: int, operands: Sequence[int], *, element: int = 0) -> None:
     """One elementwise op or generator."""
     row = OPS[node.name]
     if "" in row.c:
@@ -96,7 +96,7 @@ def _apply(code: _Code, program: Program, node: Node, d: int, operands: Sequence
         dtypes = [program.ops[a].dtype for a in node.args]
         key = f"{dtypes[0]}>{node.dtype}" if node.name == "cast" else dtypes[-1]
     a, b, c = [*operands, 0, 0, 0][:3]
-    code.emit(node.name, d, a, b, c, key=key, imm=element)
+    code.emit(node.name, d, a, b, c=c, key=key, imm=element)
 
 
 class _Epilogue:
@@ -134,7 +134,7 @@ class _Epilogue:
             code.emit("const", d, imm=0xFFFFFFFF if node.dtype == "bool" and bits else bits)
         elif OPS[node.name].kind == "generator":
             seeds = [self.scalar(node.args[0], 0), self.scalar(node.args[0], 1)] if node.args else []
-            _apply(code, self.plan.program, node, d, seeds, element)
+            _apply(code, self.plan.program, node, d, seeds, element=element)
             code.emit("splat", d, d)
         else:
             _apply(code, self.plan.program, node, d, [self.scalar(a, element) for a in node.args])
@@ -280,7 +280,7 @@ def emit_map_cpu(program: Program, n: int, inputs: Sequence[tuple[int, int]], ro
     where: dict[int, int] = {}
     uses: dict[int, int] = {}
     for index, node in enumerate(program.ops):
-        uses.update({a: index for a in node.args})
+        uses.update(dict.fromkeys(node.args, index))
     uses[program.outs[0]] = len(program.ops)
     vectors = []
     for index, node in enumerate(program.ops):

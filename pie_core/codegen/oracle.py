@@ -28,7 +28,7 @@ def from_words(np: Any, words: Array, dtype: str, shape: Sequence[int]) -> Array
     return value.reshape(tuple(shape))
 
 
-def run_epilogue(
+def run_epilogue(  # noqa: PLR0917
     program: Program,
     params: Sequence[int],
     logits: Array | None,
@@ -67,7 +67,7 @@ def run_map(program: Program, inputs: Sequence[Array]) -> Array:
     return np.broadcast_to(values[program.outs[0]], np.broadcast_shapes(*[np.shape(x) for x in inputs]))
 
 
-def _value(
+def _value(  # noqa: PLR0917
     np: Any, program: Program, index: int, node: Node, values: Sequence[Array], alias: Mapping[int, int], params: Sequence[int],
     rows: Mapping[str, Array | None], row: int, cells: Mapping[int, Array],
 ) -> Array:  # fmt: skip

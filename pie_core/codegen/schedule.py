@@ -1,8 +1,8 @@
 """Schedules an epilogue Program: phases of loops over vectors, with the scalar work between them.
 
-Every executable vector op is a function of its element index alone, so a chain is recomputed in each loop that consumes it and no vector is
-ever stored for later. Level of a value = number of reductions in its longest chain. Phase p holds the reductions and the vector stores whose
-operand has level p; reductions of phase p are known from phase p + 1 on. A loop runs over all vectors of one length.
+Every executable vector op is a function of its element index alone, so a chain is recomputed in each loop that consumes it and no vector
+is ever stored for later. Level of a value = number of reductions in its longest chain. Phase p holds the reductions and the vector stores
+whose operand has level p; reductions of phase p are known from phase p + 1 on. A loop runs over all vectors of one length.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _check_size(plan: Schedule) -> None:
             total += len(loop_values(plan, loop))
             if total > MAX_STATEMENTS:
                 raise ProgramError(
-                    f"the fused kernel would hold more than {MAX_STATEMENTS} ops: the program has too many dependent reductions over long chains"
+                    f"the fused kernel would hold more than {MAX_STATEMENTS} ops: too many dependent reductions over long chains"
                 )
 
 
@@ -164,8 +164,8 @@ def loop_values(plan: Schedule, loop: Loop) -> list[int]:
 
 
 def scalar_order(plan: Schedule, value: int, element: int, done: Container[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What must be computed, in order, to know element `element` of `value` outside of loops: (resolved value, element) pairs, without those in
-    `done`. A reduction must be in `done`: its phase is over."""
+    """What must be computed, in order, to know element `element` of `value` outside of loops: (resolved value, element) pairs, without
+    those in `done`. A reduction must be in `done`: its phase is over."""
     todo = [scalar_key(plan, value, element)]
     found: set[tuple[int, int]] = set()
     while todo:

@@ -104,9 +104,9 @@ class _Epilogue(_Writer):
     def scalar(self, value: int, element: int = 0) -> str:
         """Name of element `element` of a value (0 for a scalar), as a function-scope let."""
         key = scalar_key(self.plan, value, element)
-        for value, element in scalar_order(self.plan, *key, self.scalars):
-            node = self.plan.node(value)
-            self.scalars[value, element] = self.let(self.scalar_expr(value, node, element), _note(value, node))
+        for step in scalar_order(self.plan, *key, self.scalars):
+            node = self.plan.node(step[0])
+            self.scalars[step] = self.let(self.scalar_expr(step[0], node, step[1]), _note(step[0], node))
         return self.scalars[key]
 
     def scalar_expr(self, value: int, node: Node, element: int) -> str:
@@ -353,22 +353,27 @@ class _Accumulator:
 def _checked(iterations: int) -> int:
     if iterations > MAX_ITERATIONS:
         raise ProgramError(
-            f"the kernel would run {iterations} loop iterations an invocation, the bound is {MAX_ITERATIONS}: fewer dependent reductions or shorter rows"
+            f"the kernel would run {iterations} loop iterations an invocation, the bound is {MAX_ITERATIONS}: "
+            "use fewer dependent reductions or shorter vectors"
         )
     return iterations
 
 
 def emit_epilogue_wgsl(program: Program, workgroup: int = 256) -> WgslKernel:
-    """The kernel of an epilogue: grid (lanes, 1, 1), one workgroup a lane. Bindings, only those used: logits [R, V] f32, hidden [R, d] f32,
-    arena u32 (rw), lanes u32, results u32 (rw). `workgroup` is a multiple of 16 up to 256. Raises ProgramError when a bound does not hold."""
+    """The kernel of an epilogue: grid (lanes, 1, 1), one workgroup a lane. Bindings, only those used: logits [R, V] f32, hidden [R, d]
+    f32, arena u32 (rw), lanes u32, results u32 (rw). `workgroup` is a multiple of 16 up to 256. Raises ProgramError when a bound does not
+    hold."""
     if workgroup % TREE or not TREE <= workgroup <= 256:
         raise ValueError(f"workgroup must be a multiple of {TREE} from {TREE} to 256, got {workgroup}")
     return _Epilogue(schedule(program), workgroup).source()
 
 
-def emit_map_wgsl(program: Program, n: int, inputs: Sequence[tuple[int, int]], rows: str, bucket: int, workgroup: int = 256) -> WgslKernel:
-    """The kernel of a map program over every row: `out[t*n + i] = f(in{k}[t*stride_k + offset_k + i], …)`, one thread an element, rows below
-    `step[0]` (rows="tokens") or `step[1]` ("reads") only. Bindings: step, in0, …, out (rw). Grid: ceil(n * bucket / workgroup) along x."""
+def emit_map_wgsl(
+    program: Program, n: int, inputs: Sequence[tuple[int, int]], rows: str, bucket: int, *, workgroup: int = 256
+) -> WgslKernel:
+    """The kernel of a map program over every row: `out[t*n + i] = f(in{k}[t*stride_k + offset_k + i], …)`, one thread an element, rows
+    below `step[0]` (rows="tokens") or `step[1]` ("reads") only. Bindings: step, in0, …, out (rw). Grid: ceil(n * bucket / workgroup)
+    along x."""
     check_map(program, n, inputs, rows)
     grid = -(-n * bucket // workgroup)
     if bucket < 1 or grid > MAX_GRID:
@@ -418,7 +423,7 @@ def check_map(program: Program, n: int, inputs: Sequence[tuple[int, int]], rows:
     shapes = {node.shape for node in program.ops if node.name == "input"}
     used = {int(node.attrs["index"]) for node in program.ops if node.name == "input"}
     if shapes != {(n,)} or used != set(range(len(inputs))):
-        raise ProgramError(f"the map program has {len(used)} inputs of shapes {sorted(shapes)}; asked for {len(inputs)} inputs of {n} elements")
+        raise ProgramError(f"the map program has {len(used)} inputs of {sorted(shapes)} elements; asked for {len(inputs)} of {n}")
     for stride, offset in inputs:
         if stride < 0 or offset < 0:
             raise ProgramError(f"an input's stride and offset are 0 or more, got {stride} and {offset}")

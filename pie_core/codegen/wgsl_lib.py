@@ -1,8 +1,8 @@
 """WGSL helper functions that the op table calls, and the binding declarations of generated kernels.
 
 WGSL promises nothing about NaN and infinities (compilers may assume finite maths), so comparisons work on integer keys and special values
-are assembled as bits at run time. exp, log, sin, cos and tanh are polynomials of our own: the built-in ones are too coarse (ln near 1 decides
-Gumbel samples).
+are assembled as bits at run time. exp, log, sin, cos and tanh are polynomials of our own: the built-in ones are too coarse (ln near 1
+decides Gumbel samples).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ HELPERS: dict[str, str] = {
   if (k >= 0xcf800000u) { return 0xffffffffu; }  // 2^32 and up
   return u32(x);
 }""",
-    "f_rem": """fn f_rem(a: f32, b: f32) -> f32 {  // the quotient may be off by one next to an integer: put the remainder back into [0, |b|)
+    "f_rem": """fn f_rem(a: f32, b: f32) -> f32 {  // the quotient may be off by one: put the remainder back into [0, |b|)
   let d = abs(b);
   let n = abs(a);
   let r0 = fma(-trunc(n / d), d, n);
@@ -209,7 +209,8 @@ HELPERS: dict[str, str] = {
     "u64_mix": _mix(),
     "rng_seed": "fn rng_seed(key: u32, counter: u32) -> vec2<u32> { return u64_mix(vec2<u32>(counter, key)); }",
     "rng_bits": f"""fn rng_bits(seed: vec2<u32>, i: u32) -> u32 {{
-  return u64_mix(u64_add(seed, u64_mul(vec2<u32>(i + 1u, select(0u, 1u, i == 0xffffffffu)), {_pair(rng.GAMMA)}))).y >> {rng.BITS_SHIFT - 32}u;
+  let step = u64_mul(vec2<u32>(i + 1u, select(0u, 1u, i == 0xffffffffu)), {_pair(rng.GAMMA)});
+  return u64_mix(u64_add(seed, step)).y >> {rng.BITS_SHIFT - 32}u;
 }}""",
     "rng_uniform": f"""fn rng_uniform(seed: vec2<u32>, i: u32) -> f32 {{
   return min((f32(rng_bits(seed, i)) + 0.5) * {rng.UNIFORM_SCALE!r}, {rng.UNIFORM_MAX!r});

@@ -5,12 +5,21 @@ Authors use `intrinsics`, the functions of the op table and the library; hosts u
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from pie_core.eta import channel, intrinsics
 from pie_core.eta.errors import EtaError, ProgramError, TraceError
-from pie_core.eta.functions import TABLE_FUNCTIONS, broadcast, cast, constant, iota, reshape, rng_gumbel, rng_normal, rng_uniform
+from pie_core.eta.functions import (
+    TABLE_FUNCTIONS,
+    broadcast,
+    cast,
+    constant,
+    iota,
+    reshape,
+    rng_gumbel,
+    rng_normal,
+    rng_uniform,
+)
 from pie_core.eta.library import LIBRARY
 from pie_core.eta.ops import OPS
 from pie_core.eta.program import Chan, Node, Program
@@ -29,8 +38,3 @@ __all__ = [  # noqa: PLE0604 - the author's functions are listed by the tables
     "FUNCTIONS", "OPS", "Chan", "EtaError", "Model", "Node", "Program", "ProgramError", "Tensor", "Trace", "TraceError", "Traced",
     "channel", "intrinsics", "is_tracing", "trace_epilogue", *sorted(FUNCTIONS),
 ]  # fmt: skip
-
-
-def __getattr__(name: str) -> Callable[..., Tensor]:
-    """The functions of the tables exist as attributes; this tells type checkers so."""
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,7 +18,7 @@ _U32 = struct.Struct("<I")
 
 def f32_bits(value: float) -> int:
     """The 32-bit word of `value` rounded to f32 (nearest even); a NaN becomes the quiet NaN, too large becomes infinity."""
-    if value != value:
+    if math.isnan(value):
         return 0x7FC00000
     try:
         return int(_U32.unpack(_F32.pack(value))[0])

@@ -62,7 +62,9 @@ def _one(ops: Sequence[Node], chan: int) -> ChanEffect:
             state, put = "value", node.args[0]
             continue
         if state == "empty":
-            raise ProgramError(f"op {index} ({node.name}) finds channel {chan} empty: this pass took its value already; keep that value or put first")
+            raise ProgramError(
+                f"op {index} ({node.name}) finds channel {chan} empty: this pass took its value already; keep that value or put first"
+            )
         first = first or ("take" if node.name == "take" else "read")
         if state == "front":
             uses_cell = True

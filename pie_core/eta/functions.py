@@ -27,12 +27,7 @@ def _function(row: Op) -> Callable[..., Tensor]:
 
 
 TABLE_FUNCTIONS: dict[str, Callable[..., Tensor]] = {row.py: _function(row) for row in OPS.values() if row.py}
-globals().update(TABLE_FUNCTIONS)
-
-
-def __getattr__(name: str) -> Callable[..., Tensor]:
-    """Table functions are made at import; this tells type checkers that they exist."""
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+globals().update(TABLE_FUNCTIONS)  # importable by name, for authors
 
 
 def _shape(shape: int | Sequence[int], what: str) -> Shape:

@@ -6,21 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from pie_core.eta.errors import TraceError
-from pie_core.eta.functions import (
-    exp,
-    log,
-    maximum,
-    reduce_argmax,
-    reduce_max,
-    reduce_sum,
-    rng_gumbel,
-    rng_normal,
-    rng_uniform,
-    select,
-    sqrt,
-)
+from pie_core.eta.functions import TABLE_FUNCTIONS, rng_gumbel, rng_normal, rng_uniform
 from pie_core.eta.rules import show
 from pie_core.eta.tensor import Scalar, Tensor
+
+exp, log, sqrt, maximum, select, reduce_sum, reduce_max, reduce_argmax = (
+    TABLE_FUNCTIONS[name] for name in ("exp", "log", "sqrt", "maximum", "select", "reduce_sum", "reduce_max", "reduce_argmax")
+)
 
 TINY = 2.0**-126  # floor of a probability before its logarithm
 NEG_INF = float("-inf")

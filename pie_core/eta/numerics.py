@@ -22,12 +22,12 @@ def sort_key(np: NumPy, x: Array) -> Array:
 
 def larger(np: NumPy, a: Array, b: Array) -> Array:
     """Elementwise max: the other operand where one is NaN; the second where they are equal."""
-    return np.where((a > b) | (b != b), a, b)
+    return np.where((a > b) | np.isnan(b), a, b)
 
 
 def smaller(np: NumPy, a: Array, b: Array) -> Array:
     """Elementwise min, like `larger`."""
-    return np.where((a < b) | (b != b), a, b)
+    return np.where((a < b) | np.isnan(b), a, b)
 
 
 def sign(np: NumPy, a: Array) -> Array:
@@ -58,7 +58,7 @@ def cast(np: NumPy, a: Array, dtype: str) -> Array:
         return a != 0
     if a.dtype.kind == "f" and dtype in ("i32", "u32"):
         low, high = (0, 0xFFFFFFFF) if dtype == "u32" else (-0x80000000, 0x7FFFFFFF)
-        wide = np.trunc(np.where(a != a, 0, a).astype(np.float64))
+        wide = np.trunc(np.where(np.isnan(a), 0, a).astype(np.float64))
         return np.clip(wide, low, high).astype(np.int64).astype(NUMPY_DTYPE[dtype])
     return a.astype(NUMPY_DTYPE[dtype])
 
@@ -66,14 +66,14 @@ def cast(np: NumPy, a: Array, dtype: str) -> Array:
 def reduce_max(np: NumPy, a: Array) -> Array:
     """Maximum without NaN; -inf when all are NaN; a zero is +0."""
     if a.dtype.kind == "f":
-        return np.max(np.where(a != a, np.float32(-np.inf), a)) + np.float32(0)
+        return np.max(np.where(np.isnan(a), np.float32(-np.inf), a)) + np.float32(0)
     return np.max(a)
 
 
 def reduce_min(np: NumPy, a: Array) -> Array:
     """Minimum without NaN; +inf when all are NaN; a zero is +0."""
     if a.dtype.kind == "f":
-        return np.min(np.where(a != a, np.float32(np.inf), a)) + np.float32(0)
+        return np.min(np.where(np.isnan(a), np.float32(np.inf), a)) + np.float32(0)
     return np.min(a)
 
 

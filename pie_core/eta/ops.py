@@ -44,7 +44,7 @@ class Op(NamedTuple):
 
     name: str
     arity: int
-    attrs: Mapping[str, tuple[str, ...] | int | None]  # attribute -> allowed words, exclusive bound of an integer, or None for a 32-bit word
+    attrs: Mapping[str, tuple[str, ...] | int | None]  # allowed words, or the exclusive bound of an integer, or None: a 32-bit word
     kind: str
     rule: Rule
     wgsl: Mapping[str, Any]
@@ -57,8 +57,10 @@ class Op(NamedTuple):
 OPS: dict[str, Op] = {}
 
 
-def _row(name: str, arity: int, kind: str, rule: Rule, wgsl: Mapping[str, Any], c: Mapping[str, Any], numpy: Callable[..., Any] | None,
-         doc: str, py: str = "", attrs: Mapping[str, tuple[str, ...] | int | None] | None = None) -> None:  # fmt: skip
+def _row(  # noqa: PLR0917 - one argument a column
+    name: str, arity: int, kind: str, rule: Rule, wgsl: Mapping[str, Any], c: Mapping[str, Any], numpy: Callable[..., Any] | None,
+    doc: str, py: str = "", attrs: Mapping[str, tuple[str, ...] | int | None] | None = None,
+) -> None:  # fmt: skip
     OPS[name] = Op(name, arity, attrs or {}, kind, rule, wgsl, c, numpy, doc, py)
 
 
@@ -80,7 +82,8 @@ _row("param", 0, "source", rules.scalar, {}, {}, None, "A lifted scalar constant
 _row("const", 0, "source", rules.scalar, {}, {}, None, "A scalar by its 32-bit word (bool as 0 or 1).", attrs={"bits": None})
 
 # Elementwise, one operand.
-_row("exp", 1, "elementwise", rules.floating, {"f32": "f_exp({0})"}, {"f32": "simd_exp(a)"}, lambda np, a: np.exp(a), "e to the x.", "exp")
+_row("exp", 1, "elementwise", rules.floating, {"f32": "f_exp({0})"}, {"f32": "simd_exp(a)"}, lambda np, a: np.exp(a),
+     "e to the x; below 2^-126 it is 0.", "exp")  # fmt: skip
 _row("log", 1, "elementwise", rules.floating, {"f32": "f_log({0})"}, {"f32": "simd_log(a)"}, lambda np, a: np.log(a),
      "Natural logarithm; -inf at 0, NaN below.", "log")  # fmt: skip
 _row("recip", 1, "elementwise", rules.floating, {"f32": "1.0 / {0}"}, {"f32": "wasm_f32x4_div(wasm_f32x4_splat(1.0f), a)"},
@@ -97,7 +100,8 @@ _row("rsqrt", 1, "elementwise", rules.floating, {"f32": "inverseSqrt({0})"},
 _row("tanh", 1, "elementwise", rules.floating, {"f32": "f_tanh({0})"}, {"f32": "simd_tanh(a)"}, lambda np, a: np.tanh(a),
      "Hyperbolic tangent.", "tanh")  # fmt: skip
 _row("neg", 1, "elementwise", rules.numeric, {"f32": "-{0}", "i32": "0i - {0}", "u32": "0u - {0}"},
-     {"f32": "wasm_f32x4_neg(a)", **_each("wasm_i32x4_neg(a)", "i32", "u32")}, lambda np, a: np.negative(a), "-x; integers wrap.", "neg")  # fmt: skip
+     {"f32": "wasm_f32x4_neg(a)", **_each("wasm_i32x4_neg(a)", "i32", "u32")}, lambda np, a: np.negative(a),
+     "-x; integers wrap.", "neg")  # fmt: skip
 _row("abs", 1, "elementwise", rules.numeric, {"f32": "abs({0})", "i32": "select({0}, 0i - {0}, {0} < 0i)", "u32": "{0}"},
      {"f32": "wasm_f32x4_abs(a)", "i32": "wasm_i32x4_abs(a)", "u32": "a"}, lambda np, a: np.abs(a),
      "Absolute value; the lowest i32 stays.", "absolute")  # fmt: skip
@@ -160,7 +164,8 @@ _row("select", 3, "elementwise", rules.select, {"": "select({2}, {1}, {0})"}, {"
      lambda np, cond, a, b: np.where(cond, a, b), "a where cond, else b.", "select")  # fmt: skip
 
 # Generators: values made from their index.
-_row("iota", 0, "generator", rules.iota, {"": "{i}"}, {"": "v_iota(i)"}, lambda np, n: np.arange(n, dtype=np.uint32), "0, 1, … n - 1 as u32 [n].")
+_row("iota", 0, "generator", rules.iota, {"": "{i}"}, {"": "v_iota(i)"}, lambda np, n: np.arange(n, dtype=np.uint32),
+     "0, 1, … n - 1 as u32 [n].")  # fmt: skip
 _row("rng_uniform", 1, "generator", rules.random, {"": "rng_uniform({0}, {i})"}, {"": "v_uniform(seed, i)"}, numerics.uniform,
      "Uniform f32 in (0, 1) from a state u32[2].")  # fmt: skip
 _row("rng_gumbel", 1, "generator", rules.random, {"": "rng_gumbel({0}, {i})"}, {"": "v_gumbel(seed, i)"}, numerics.gumbel,

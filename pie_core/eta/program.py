@@ -58,7 +58,9 @@ class Program:
 
     __slots__ = ("_effects", "_hash", "_text", "chans", "ops", "outs", "params", "stage")
 
-    def __init__(self, stage: str, ops: Sequence[Node], outs: Sequence[int], chans: Sequence[Chan] = (), params: Sequence[str] = ()) -> None:
+    def __init__(
+        self, stage: str, ops: Sequence[Node], outs: Sequence[int], chans: Sequence[Chan] = (), params: Sequence[str] = ()
+    ) -> None:
         self.stage = stage
         self.ops = tuple(ops)
         self.outs = tuple(outs)
@@ -90,7 +92,7 @@ class Program:
 
     @property
     def effects(self) -> tuple[ChanEffect, ...]:
-        """What a run does to each channel: (first, takes, reads, puts) and the value id put last. Raises ProgramError for an impossible order."""
+        """What a run does to each channel. Raises ProgramError for an order that a register cannot follow."""
         if self._effects is None:
             self._effects = channel_effects(self.ops, len(self.chans))
         return self._effects
@@ -230,7 +232,8 @@ def _node(row: Any, index: int, stage: str, nodes: Sequence[Node]) -> Node:
 
 def _parse(text: str) -> Program:
     if not isinstance(text, str) or len(text) > MAX_TEXT:
-        raise _fail(f"a program text is a string of at most {MAX_TEXT} characters, got {len(text) if isinstance(text, str) else _brief(text)}")
+        size = f"{len(text)} characters" if isinstance(text, str) else _brief(text)
+        raise _fail(f"a program text is a string of at most {MAX_TEXT} characters, got {size}")
     try:
         doc = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -283,7 +286,9 @@ def _check_sources(program: Program) -> None:
         if "chan" in node.attrs:
             chan = int(node.attrs["chan"])
             if chan > touched or chan >= len(program.chans):
-                raise _fail(f"op {index} ({node.name}) touches channel {chan}; channels are numbered by first touch, {len(program.chans)} declared")
+                raise _fail(
+                    f"op {index} ({node.name}) touches channel {chan}; channels are numbered by first touch, {len(program.chans)} declared"
+                )
             touched = max(touched, chan + 1)
             cell = program.chans[chan]
             if node.type != (cell.dtype, cell.shape):

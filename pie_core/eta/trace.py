@@ -90,7 +90,9 @@ class Trace:
         types = []
         for arg in args:
             if arg.trace is not self:
-                raise TraceError(f"{row.py or name}: a tensor of another trace cannot be used here; pass values on through a channel or `await` them")
+                raise TraceError(
+                    f"{row.py or name}: a tensor of another trace cannot be used here; carry values in a channel or await them"
+                )
             types.append((arg.dtype, arg.shape))
         try:
             dtype, shape = row.rule(types, attrs, declared)
@@ -189,7 +191,7 @@ class Trace:
         if chan is None:
             shape = tuple(channel.shape)
             if channel.dtype not in DTYPES or elements(shape) > MAX_CELL_WORDS:
-                raise TraceError(f"{verb}: a cell of {show((channel.dtype, shape))} is over {MAX_CELL_WORDS} elements or of an unknown dtype")
+                raise TraceError(f"{verb}: a cell {show((channel.dtype, shape))} is over {MAX_CELL_WORDS} elements or of an unknown dtype")
             chan = len(self.channels)
             if chan >= MAX_CHANS:
                 raise TraceError(f"{verb}: a program touches at most {MAX_CHANS} channels")

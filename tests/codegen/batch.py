@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +22,20 @@ class Lane(NamedTuple):
 
     row: int = 0
     params: tuple[int, ...] = ()
-    cells: dict[int, Array] = {}
+    cells: Mapping[int, Array] = MappingProxyType({})
+
+
+class MapLaunch(NamedTuple):
+    """One launch of a map program. `inputs`: (stride, offset) of each array; `step`: step header u32; `out` f32 as it is before."""
+
+    program: Program
+    n: int
+    inputs: tuple[tuple[int, int], ...]
+    rows: str
+    bucket: int
+    step: Array
+    arrays: tuple[Array, ...]
+    out: Array
 
 
 class Answer(NamedTuple):
@@ -109,8 +124,8 @@ def check(got: list[Answer], want: list[Answer], rtol: float = 2e-6, atol: float
         assert g.puts.keys() == w.puts.keys()
         pairs = [(f"out {i}", a, b) for i, (a, b) in enumerate(zip(g.outs, w.outs, strict=True))]
         pairs += [(f"channel {c}", g.puts[c], w.puts[c]) for c in w.puts]
-        for name, a, b in pairs:
-            b = np.asarray(b)
+        for name, a, wanted in pairs:
+            b = np.asarray(wanted)
             assert a.shape == b.shape and a.dtype == b.dtype, f"{where} lane {lane} {name}: {a.dtype}{a.shape}, want {b.dtype}{b.shape}"
             if b.dtype == np.float32:
                 np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, equal_nan=True, err_msg=f"{where} lane {lane} {name}")

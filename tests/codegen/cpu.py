@@ -7,15 +7,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import kernels_wasm
 import numpy as np
 import wasmtime
 from pie_server.build.cpu_module import FLAGS, cache_root, compile_c, source_key, zig_version
 
+import kernels_wasm
 from pie_core.codegen import emit_epilogue_cpu, emit_map_cpu
 from pie_core.codegen.cpu_source import vm_ops_header
-from pie_core.eta.program import Program
-from tests.codegen.batch import Answer, Batch
+from tests.codegen.batch import Answer, Batch, MapLaunch
 
 EXPORTS = ("-Wl,--export=vm_epilogue", "-Wl,--export=vm_map", "-Wl,--export=__heap_base")
 
@@ -80,17 +79,16 @@ class CpuMachine:
         self.epilogue(self.store, *at[:5], len(batch.lanes), at[5], at[6])
         return batch.answers(self.fetch(at[3], arrays[3]), self.fetch(at[5], arrays[5]))
 
-    def run_map(self, program: Program, n: int, inputs: Sequence[tuple[int, int]], rows: str, step: Any, arrays: Sequence[Any], out: Any) -> Any:
-        """Run a map program over the rows of `step`; returns what became of `out`."""
-        emitted = emit_map_cpu(program, n, inputs, rows, 64)
-        everything = [
-            np.array(emitted.words, np.uint32), step, out, np.full(emitted.scratch_bytes + 16, 0xFF, np.uint8), np.zeros(len(arrays), np.uint32), *arrays
-        ]  # fmt: skip
+    def run_map(self, launch: MapLaunch) -> Any:
+        """Run a map program over the rows of its step; returns what became of `out`."""
+        emitted = emit_map_cpu(launch.program, launch.n, launch.inputs, launch.rows, launch.bucket)
+        scratch, pointers = np.full(emitted.scratch_bytes + 16, 0xFF, np.uint8), np.zeros(len(launch.arrays), np.uint32)
+        everything = [np.array(emitted.words, np.uint32), launch.step, launch.out, scratch, pointers, *launch.arrays]
         at = self.place(everything)
         everything[4] = np.array(at[5:], np.uint32)
         self.place(everything)
         self.map(self.store, at[0], at[1], at[4], at[2], at[3])
-        return self.fetch(at[2], out)
+        return self.fetch(at[2], launch.out)
 
 
 @lru_cache(maxsize=1)

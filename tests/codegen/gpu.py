@@ -17,8 +17,7 @@ import numpy as np
 
 from pie_core.codegen import emit_epilogue_wgsl, emit_map_wgsl
 from pie_core.codegen.wgsl import WgslKernel
-from pie_core.eta.program import Program
-from tests.codegen.batch import Answer, Batch
+from tests.codegen.batch import Answer, Batch, MapLaunch
 
 Array = Any
 
@@ -95,9 +94,9 @@ def swiftshader(jobs: Sequence[Job]) -> list[list[Array]]:
     from tests.support.tint import swiftshader as icd
 
     environment = {**os.environ, "VK_ICD_FILENAMES": str(icd()), "VK_DRIVER_FILES": str(icd())}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.codegen.gpu"], input=pickle.dumps(list(jobs)), capture_output=True, cwd=ROOT, env=environment, timeout=100, check=False
-    )  # fmt: skip
+    command = [sys.executable, "-m", "tests.codegen.gpu"]
+    given = pickle.dumps(list(jobs))
+    done = subprocess.run(command, input=given, capture_output=True, cwd=ROOT, env=environment, timeout=100, check=False)
     assert done.returncode == 0, done.stderr.decode()[-4000:]
     answers: list[list[Array]] = pickle.loads(done.stdout)
     return answers
@@ -124,10 +123,10 @@ def run_batches(machine: str, batches: Sequence[Batch], workgroup: int = 256) ->
     return answers
 
 
-def map_job(program: Program, n: int, inputs: Sequence[tuple[int, int]], rows: str, bucket: int, step: Any, arrays: Sequence[Any], out: Any) -> Job:
-    """The dispatch of a map program."""
-    kernel = emit_map_wgsl(program, n, inputs, rows, bucket)
-    return Job(kernel.source, (step, *arrays, out), tuple(a for _, a in kernel.bindings), kernel.grid[0])
+def map_job(launch: MapLaunch) -> Job:
+    """The dispatch of a map program; the last array is the output."""
+    kernel = emit_map_wgsl(launch.program, launch.n, launch.inputs, launch.rows, launch.bucket)
+    return Job(kernel.source, (launch.step, *launch.arrays, launch.out), tuple(a for _, a in kernel.bindings), kernel.grid[0])
 
 
 def _child() -> None:
