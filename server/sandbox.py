@@ -6,8 +6,10 @@ import asyncio
 import json
 import logging
 import os
+import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +22,7 @@ from pie_server.build.python_component import python_component
 from pie_server.compiled import load_component
 from pie_server.epochs import EpochTicker, watch
 from pie_server.wasi import add_partial_wasi
+from pie_server.wit_strings import add_string_func, call_string
 from wasmtime import Config, Engine, Store, WasmtimeError
 from wasmtime.component import Func, Linker
 
@@ -82,7 +85,7 @@ class Sandbox:
         *,
         limits: Limits | None = None,
         workers: int = 0,
-        spares: int = 2,
+        spares: int = 4,
         cache: Path | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
@@ -97,28 +100,34 @@ class Sandbox:
         self._component = load_component(self._engine, _CONFIG, wasm, cache / "compiled", progress)
         self._linker = Linker(self._engine)
         with self._linker.root() as root, root.add_instance(HOST) as host:
-            host.add_func("call", _host_call)
+            add_string_func(host, "call", _host_call)
         add_partial_wasi(self._linker, self._engine, self._component)
         self._spares: deque[_Machine] = deque()
-        self._refilling = threading.Lock()
+        self._guests: weakref.WeakSet[GuestInstance] = weakref.WeakSet()
         self._ticker = EpochTicker(self._engine)
         self._pool = ThreadPoolExecutor(workers or min(4, os.cpu_count() or 1), thread_name_prefix="inferlet")
+        self._spare_pool = ThreadPoolExecutor(1, thread_name_prefix="inferlet-spares", initializer=_lower_priority)
         self._closed = False
 
     def open(self, port: Port, limits: Limits | None = None) -> GuestInstance:
         """A fresh guest whose host calls go to `port`. Nothing runs before its `start`."""
         if self._closed:
             raise GuestClosed("the sandbox is closed")
-        return GuestInstance(self, port, limits or self.limits)
+        guest = GuestInstance(self, port, limits or self.limits)
+        self._guests.add(guest)
+        return guest
 
     def warm(self) -> None:
-        """Instantiate the spare guests now, so that the first request finds one."""
-        self._refill()
+        """Make the spare guests now, so that the first request finds one."""
+        self._spare_pool.submit(self._refill).result()
 
     def close(self) -> None:
         """End running guests and release threads and memory."""
         self._closed = True
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        for guest in list(self._guests):
+            guest.close()
+        self._spare_pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=True)  # steps that run end at their next tick, steps that wait refuse to begin
         self._ticker.close()
         while self._spares:
             self._spares.pop().store.close()
@@ -132,18 +141,21 @@ class Sandbox:
     def _refill_soon(self) -> None:
         if len(self._spares) < self._spares_wanted and not self._closed:
             try:
-                self._pool.submit(self._refill)
+                self._spare_pool.submit(self._refill)
             except RuntimeError:  # the pool was shut down meanwhile
                 return
 
     def _refill(self) -> None:
-        if not self._refilling.acquire(blocking=False):
-            return
-        try:
-            while len(self._spares) < self._spares_wanted and not self._closed:
-                self._spares.append(_Machine(self._engine, self._linker, self._component))
-        finally:
-            self._refilling.release()
+        while len(self._spares) < self._spares_wanted and not self._closed:
+            machine = _Machine(self._engine, self._linker, self._component)
+            machine.warm_up()
+            self._spares.append(machine)
+
+
+def _lower_priority() -> None:
+    """Spares are made when nobody needs the CPU more urgently; threads have their own priority on Linux only."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 class _Machine:
@@ -159,6 +171,10 @@ class _Machine:
         self.start = _export(self.store, instance, "start", guest)
         self.resume = _export(self.store, instance, "resume", guest)
         watch(self.store)
+
+    def warm_up(self) -> None:
+        """Let the guest touch its memory before a request waits for it: the first writes to its pages are most of a start's time."""
+        call_string(self.store, self.resume, "")
 
 
 def _export(store: Store, instance: Any, name: str, guest: Any) -> Func:
@@ -235,7 +251,7 @@ class GuestInstance:
         self._step_began = began = time.thread_time()
         func = machine.start if export == "start" else machine.resume
         try:
-            answer: str = self._sandbox._ticker.guarded(machine.store, self._check, lambda: func(machine.store, text))
+            answer: str = self._sandbox._ticker.guarded(machine.store, self._check, lambda: call_string(machine.store, func, text))
         except WasmtimeError as error:
             raise self._stop or _trap(error, self.limits) from None
         finally:
@@ -266,7 +282,7 @@ class GuestInstance:
 _here = threading.local()  # .guest: whose step runs in this thread
 
 
-def _host_call(_store: Any, op: str, payload: str) -> str:
+def _host_call(op: str, payload: str) -> str:
     """host.call of whichever guest runs in this thread. Never raises: wasmtime-py keeps one exception slot for all guests."""
     try:
         guest: GuestInstance = _here.guest

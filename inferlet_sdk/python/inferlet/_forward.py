@@ -139,10 +139,13 @@ class ForwardPass:
     def epilogue(self, fn: Callable[[], Any]) -> Any:
         """Trace `fn` now and run it as a kernel behind the pass. Gives one awaitable Output for a tensor, a tuple of them for several."""
         self._open("epilogue", self._prog or None)
-        prog, params, channels, single, outs = _programs.lower(fn)
-        self._prog, self._params, self._chans = prog, params, channels
-        self._outs = tuple([Output(_host.new_id(), self) for _ in range(outs)])
-        return self._outs[0] if single else Outputs(self._outs)
+        self._prog, self._params, self._chans, outs, single = _programs.lower(fn)
+        if single:
+            out = Output(_host.new_id(), self)
+            self._outs = (out,)
+            return out
+        self._outs = Outputs([Output(_host.new_id(), self) for _ in range(outs)])
+        return self._outs
 
     def payload(self, pipe: int) -> str:
         """The JSON of the submit op; raises UsageError for what is missing or does not fit together."""

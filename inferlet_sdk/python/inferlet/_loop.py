@@ -86,8 +86,6 @@ class StepLoop(asyncio.AbstractEventLoop):
         """Run until nothing is ready, or for a bounded number of rounds."""
         ready = self._ready
         asyncio._set_running_loop(self)
-        old_hooks = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(finalizer=self._close_asyncgen)
         try:
             for _ in range(_ROUNDS):
                 if self._timers:
@@ -99,7 +97,6 @@ class StepLoop(asyncio.AbstractEventLoop):
                     if not handle._cancelled:  # type: ignore[attr-defined]
                         handle._run()  # type: ignore[attr-defined]
         finally:
-            sys.set_asyncgen_hooks(*old_hooks)
             asyncio._set_running_loop(None)
 
     def waiting(self) -> list[int]:
@@ -113,13 +110,10 @@ class StepLoop(asyncio.AbstractEventLoop):
     def _alarm(self) -> int | None:
         while self._timers and self._timers[0][2].cancelled():
             heapq.heappop(self._timers)
-        now = self.time()
-        if self._ready:
-            when = now
-        elif self._timers:
-            when = self._timers[0][0]
-        else:
+        if not self._ready and not self._timers:
             return None
+        now = self.time()
+        when = now if self._ready else self._timers[0][0]
         for fid, end in self._alarms.items():
             if end <= when + 0.001:
                 return fid
@@ -213,3 +207,4 @@ class StepLoop(asyncio.AbstractEventLoop):
 
 
 loop = StepLoop()
+sys.set_asyncgen_hooks(finalizer=loop._close_asyncgen)  # no other loop runs here

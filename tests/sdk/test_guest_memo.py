@@ -1,0 +1,108 @@
+"""Epilogues are traced once where that is provably the same, and anew everywhere else."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sdk.conftest import Local
+from tests.sdk.scripted_host import ScriptedHost, result_of
+
+# body of a loop over `k` in range(6) that defines `fn`; is the trace reused; the parameter words of each pass when they matter
+X = "intrinsics.output(0, 'logits')"
+LOOPS: list[tuple[str, bool, list[float] | None]] = [
+    (f"fn = lambda: reduce_argmax({X})", True, None),
+    (f"fn = lambda: reduce_argmax({X} / 0.5)", True, [0.5] * 6),
+    (f"t = 0.5\nfn = lambda: reduce_argmax({X} / t)", True, [0.5] * 6),
+    (f"fn = lambda: gumbel_max({X} / 0.5, rng.take())", True, [0.5] * 6),
+    (f"t = [1.0, 2.0][k % 2]\nfn = lambda: reduce_argmax({X} / t)", False, [1.0, 2.0] * 3),
+    (f"t = [1, 1.0, True][k % 3]\nfn = lambda: reduce_argmax(select({X} > 0.0, {X}, t if t is not True else 3.0))", False, None),
+    (f"t = [0.0, -0.0][k % 2]\nfn = lambda: reduce_argmax({X} + t)", False, [0.0, -0.0] * 3),
+    (f"fn = lambda t=float(k): reduce_argmax({X} + t)", False, [float(k) for k in range(6)]),
+    (f"G.append(k)\nfn = lambda: reduce_argmax({X} + float(len(G)))", False, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
+    (f"it = iter([1.0])\nfn = lambda: reduce_argmax({X} + next(it))", False, [1.0] * 6),
+    (f"fn = lambda: reduce_argmax({X} + random.choice([2.0]))", False, [2.0] * 6),
+    (f"fn = lambda: reduce_argmax({X} + helper())", False, [float(k) for k in range(1, 7)]),
+    (f"fn = lambda: reduce_argmax({X} + (lambda: 3.0)())", False, [3.0] * 6),
+    (f"box = Box()\nbox.t = float(k)\nfn = lambda: reduce_argmax({X} + box.t)", False, [float(k) for k in range(6)]),
+    (f"globals()['TEMP'] = float(k)\nfn = lambda: reduce_argmax({X} + TEMP)", False, [float(k) for k in range(6)]),
+    (f"fn = functools.partial(lambda t: reduce_argmax({X} + t), float(k))", False, [float(k) for k in range(6)]),
+    (f"fn = lambda: reduce_argmax({X} + [1.0, 2.0][0])", False, [1.0] * 6),
+    (f"ch = Channel.of(1.0)\nfn = lambda: reduce_argmax({X} + ch.read())", False, None),
+]
+PROGRAM = """
+import functools, random, struct
+from inferlet import _programs, model
+from inferlet.eta import *
+import inferlet._programs as programs
+G = []
+TEMP = 0.0
+calls = 0
+class Box: pass
+def helper():
+    global calls
+    calls += 1
+    return float(calls)
+traces = 0
+real = programs.trace_epilogue
+def counting(fn, model):
+    global traces
+    traces += 1
+    return real(fn, model)
+programs.trace_epilogue = counting
+
+async def main(input):
+    rng = Channel.counter(1)
+    params, channels = [], []
+    for k in range(6):
+        BODY
+        lowered = _programs.lower(fn)
+        params.append([struct.unpack('<f', struct.pack('<I', w))[0] for w in lowered.params])
+        channels.append(len(lowered.channels))
+    programs.trace_epilogue = real
+    return {'traces': traces, 'params': params, 'channels': channels}
+"""
+
+
+@pytest.mark.parametrize(("body", "reused", "params"), LOOPS, ids=[b for b, _, _ in LOOPS])
+async def test_loops(guest: Local, host: ScriptedHost, body: str, reused: bool, params: list[float] | None) -> None:
+    result = await result_of(guest, host, PROGRAM.replace("BODY", body.replace("\n", "\n        ")))
+    if reused:
+        assert result["traces"] < 6
+    elif params is not None and len(set(map(str, params))) == 6:
+        assert result["traces"] == 6
+    if params is not None:
+        assert [str(p) for [p] in result["params"]] == [str(p) for p in params]
+    assert len(set(result["channels"])) == 1
+
+
+async def test_new_channels_are_never_taken_for_old_ones(guest: Local, host: ScriptedHost) -> None:
+    source = """
+from inferlet import _programs
+from inferlet.eta import *
+async def main(input):
+    seen = []
+    for k in range(200):
+        ch = Channel.counter(k)
+        lowered = _programs.lower(lambda: gumbel_max(intrinsics.output(0, 'logits'), ch.take()))
+        assert lowered.channels == (ch,)
+        seen.append(lowered.channels[0]._seed[0])
+        del ch, lowered
+    return seen
+"""
+    assert await result_of(guest, host, source) == list(range(200))
+    assert len(host.payloads("program")) == 1
+
+
+async def test_endless_different_epilogues_do_not_pile_up(guest: Local, host: ScriptedHost) -> None:
+    source = """
+from inferlet import _memo, _programs
+from inferlet.eta import *
+async def main(input):
+    for k in range(500):
+        t = 1.0 + k
+        _programs.lower(lambda: reduce_argmax(intrinsics.output(0, 'logits') / t))
+    return [len(_memo._results), len(_memo._plans)]
+"""
+    entries, plans = await result_of(guest, host, source)
+    assert entries <= 64
+    assert plans <= 64
