@@ -112,13 +112,8 @@ class ModelRunner:
         if plan is not None:
             self._epilogues.move_to_end(program.hash)
             return plan
-        buffers = {
-            "logits": self.model.logits,
-            "hidden": self.model.hidden,
-            "arena": self.tables.arena,
-            "lanes": self.tables.step,
-            "results": self.results,
-        }
+        buffers = {"arena": self.tables.arena, "lanes": self.tables.step, "results": self.results}
+        buffers |= {name: rows for name, rows in (("logits", self.model.logits), ("hidden", self.model.hidden)) if program.width(name)}
         plan = self.device.compile_plan([Launch(self.device.compile(EpilogueSpec(program)), buffers)])
         self._epilogues[program.hash] = plan
         if len(self._epilogues) > EPILOGUE_PLANS:

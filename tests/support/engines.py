@@ -19,15 +19,11 @@ LAVAPIPE = Path("/usr/share/vulkan/icd.d/lvp_icd.x86_64.json")
 
 async def open_device(kind: Kind) -> Device:
     """The cpu device, or webgpu on whatever adapter Vulkan gives (lavapipe on machines without a GPU)."""
-    if kind == "cpu":
-        from pie_server.adapters.cpu_module import open_cpu
-
-        return open_cpu()
-    if LAVAPIPE.exists():
+    if kind == "webgpu" and LAVAPIPE.exists():
         os.environ.setdefault("VK_ICD_FILENAMES", str(LAVAPIPE))
-    from pie_server.adapters.wgpu_native import open_webgpu
+    from pie_server.loading import open_device as open_named
 
-    return await open_webgpu(allow_software=True)
+    return await open_named(kind)
 
 
 async def load_runner(kind: Kind, path: Path | str, *, kv_pool_mb: int = 64) -> ModelRunner:
