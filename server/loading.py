@@ -7,6 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pie_server.adapters.tokenizer import HfTokenizer
+from pie_server.build.cpu_module import BuildError
+from pie_server.compiled import CompiledCacheError
+from pie_server.config import DeviceName
+from pie_server.errors import UserError
+from pie_server.models import DEFAULT_MODEL, StoreError, resolve
+
 from pie_core.device.protocol import Device, DeviceError, DeviceInfo
 from pie_core.engine.model_runner import ModelRunner
 from pie_core.models.registry import resolve as resolve_architecture
@@ -15,12 +22,6 @@ from pie_core.text.chat import ChatEncoder, load_chat
 from pie_core.text.stream import TextError
 from pie_core.text.tokenizer import TokenizerSpec, tokenizer_spec
 from pie_core.weights import Checkpoint, WeightsError, open_gguf
-from pie_server.adapters.tokenizer import HfTokenizer
-from pie_server.build.cpu_module import BuildError
-from pie_server.compiled import CompiledCacheError
-from pie_server.config import DeviceName
-from pie_server.errors import UserError
-from pie_server.models import DEFAULT_MODEL, StoreError, resolve
 
 # What these raise are sentences about files, models and machines that the operator can act on.
 USER_ERRORS: tuple[type[Exception], ...] = (BuildError, CompiledCacheError, DeviceError, PoemError, StoreError, TextError, WeightsError)
@@ -59,7 +60,7 @@ def open_source(model: str | None, poem: Path | None) -> Source:
     except BaseException:
         checkpoint.close()
         raise
-    return Source(name if path.parent.name == name else path.stem, path, checkpoint, poem)
+    return Source(path.stem if Path(name).expanduser().exists() else name, path, checkpoint, poem)
 
 
 async def open_device(wanted: DeviceName) -> Device:
@@ -72,16 +73,16 @@ async def open_device(wanted: DeviceName) -> Device:
         except DeviceError:
             if wanted == "webgpu":
                 raise
-    from pie_server.adapters.cpu_module import open_cpu
+    from pie_server.adapters.cpu_module import open_cpu_device
     from pie_server.threads import in_thread
 
-    return await in_thread(open_cpu)
+    return await in_thread(open_cpu_device)
 
 
 def describe(info: DeviceInfo) -> str:
     """What really runs, for people."""
-    software = "; software rendering, slow" if info.software else ""
-    return f"{info.kind}, {info.name} ({info.description}{software})" if info.description else f"{info.kind}, {info.name}{software}"
+    what = info.description if info.name == info.kind else ", ".join(filter(None, (info.name, info.description)))
+    return f"{info.kind} ({what}{'; software rendering, slow' if info.software else ''})"
 
 
 def device_facts(info: DeviceInfo) -> dict[str, Any]:

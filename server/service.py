@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pie_core.device.protocol import PAGE_TOKENS, Device
-from pie_core.device.selftest import self_test
-from pie_core.engine.loop import Engine
-from pie_core.engine.model_runner import ModelRunner
-from pie_core.host.process import InferletFailed, Process
 from pie_server.api.backend import InferletError, ModelCard, OnMessage, Progress, Status
 from pie_server.config import DeviceName, Settings
 from pie_server.errors import UserError, one_sentence
 from pie_server.loading import USER_ERRORS, Source, Text, describe, device_facts, load_runner, load_text, open_device, open_source
 from pie_server.logs import log, where
-from pie_server.sandbox import Sandbox, SandboxError
+from pie_server.sandbox import Sandbox
 from pie_server.threads import in_thread
+
+from pie_core.device.protocol import PAGE_TOKENS, Device
+from pie_core.device.selftest import self_test
+from pie_core.engine.errors import EngineError
+from pie_core.engine.loop import Engine
+from pie_core.engine.model_runner import ModelRunner
+from pie_core.host.process import InferletFailed, Process
+from pie_core.host.services import ModelFacts, Services
 
 OnProgress = Callable[[Progress], None]
 OnLog = Callable[[str, str], None]  # (level, text)
+
+_GAUGES = {"pages_used", "pages_free", "arena_words_used", "instances", "in_flight", "queue_wait_max"}  # the rest are counters
 
 __all__ = ["USER_ERRORS", "Service"]
 
@@ -41,7 +45,7 @@ class Service:
         self._sandbox: Sandbox | None = None
         self._device: Device | None = None
         self._engine: Engine | None = None
-        self._text: Text | None = None
+        self._services: Services | None = None
 
     @classmethod
     def from_settings(cls, settings: Settings, on_progress: OnProgress | None = None) -> Service:
@@ -67,12 +71,12 @@ class Service:
         """The engine's counters, and its pages; empty while loading."""
         if self._engine is None:
             return {}
-        counters = self._engine.metrics.snapshot()
-        pool = self._engine.pool
-        gauges = {"pages_used": pool.total - pool.free, "pages_free": pool.free, "queue_wait_max": counters.pop("queue_wait_max", 0)}
-        return {f"{name}_total": float(value) for name, value in counters.items()} | {name: float(value) for name, value in gauges.items()}
+        status = self._engine.status()
+        return {name if name in _GAUGES else f"{name}_total": float(value) for name, value in status.items()}
 
     def _progress(self, stage: str, done: int = 0, total: int = 0) -> None:
+        if self._status.state != "loading":  # a straggler of a load that failed
+            return
         progress = Progress(stage, done, total)
         self._status = Status("loading", progress)
         if self._on_progress is not None:
@@ -102,22 +106,36 @@ class Service:
         def bytes_done(done: int, total: int) -> None:
             loop.call_soon_threadsafe(self._progress, "loading weights", done, total)
 
+        parts = [asyncio.create_task(part) for part in (self._load_runner(bytes_done), self._load_sandbox(), self._load_text())]
+        try:
+            runner, self._sandbox, text = await asyncio.gather(*parts)
+        finally:
+            for part in parts:
+                part.cancel()
+        limits = runner.limits
+        card = self._card
+        self._card = ModelCard(card.name, card.created, card.architecture, min(limits.context, limits.pages * PAGE_TOKENS))
+        eos = tuple(text.spec["eos"])
+        facts = ModelFacts(card.name, limits.vocab, limits.hidden, self._card.context, eos)
+        self._services = Services(facts, text.tokenizer, text.chat)
+        self._engine = Engine(runner)
+        self._engine.start()
+        await in_thread(self._sandbox.warm)
+
+    async def _load_runner(self, bytes_done: Callable[[int, int], None]) -> ModelRunner:
         self._progress("opening the device")
         self._device = await open_device(self._wanted)
         self._progress("testing the device's kernels")
         await self_test(self._device)
-        self._progress("preparing the sandbox")
-        self._sandbox = await in_thread(Sandbox, progress=lambda line: loop.call_soon_threadsafe(self._progress, line))
-        self._progress("loading the tokenizer")
-        self._text = await in_thread(load_text, self._source.checkpoint)
         self._progress("loading weights")
-        runner: ModelRunner = await in_thread(load_runner, self._device, self._source, self._kv_pool_mb, bytes_done)
-        limits = runner.limits
-        card = self._card
-        self._card = ModelCard(card.name, card.created, card.architecture, min(limits.context, limits.pages * PAGE_TOKENS))
-        self._engine = Engine(runner)
-        self._engine.start()
-        await in_thread(self._sandbox.warm)
+        return await in_thread(load_runner, self._device, self._source, self._kv_pool_mb, bytes_done)
+
+    async def _load_sandbox(self) -> Sandbox:
+        loop = asyncio.get_running_loop()
+        return await in_thread(Sandbox, progress=lambda line: loop.call_soon_threadsafe(self._progress, line))
+
+    async def _load_text(self) -> Text:
+        return await in_thread(load_text, self._source.checkpoint)
 
     async def run(
         self,
@@ -129,7 +147,25 @@ class Service:
     ) -> Any:
         """Run an inferlet to its result (JSON values). `on_message` gets what it sends, in order, and may be slow: then the
         inferlet's output waits. Cancelling ends the inferlet and frees all it held. Raises InferletError; UserError before `load`."""
-        raise NotImplementedError
+        if self._engine is None or self._sandbox is None or self._services is None:
+            raise UserError("the model is not loaded")
+        try:
+            process = Process(self._engine, self._services, name, on_log=on_log)
+        except EngineError as err:
+            raise InferletError(err.type_name, err.message) from err
+        guest = self._sandbox.open(process.port)
+        running = asyncio.create_task(process.run(guest, process.request(source, input)), name=f"inferlet {name}")
+        try:
+            async for message in process.messages():
+                if on_message is not None:
+                    await on_message(message)
+            return await running
+        except InferletFailed as err:
+            raise InferletError(err.type, err.message, err.file, err.line, err.traceback) from err
+        finally:
+            await _end(running)
+            process.close()  # a task that is cancelled before its first step never gets to its own clean-up
+            guest.close()
 
     async def close(self) -> None:
         """End running inferlets and free the device. May be called at any time, and twice."""
@@ -143,3 +179,11 @@ class Service:
         if device is not None:
             device.close()
         self._source.checkpoint.close()
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    """Cancel `task` and wait for its clean-up; its outcome was taken or does not matter any more."""
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()

@@ -8,8 +8,9 @@ import asyncio
 import os
 
 from inferlet import chat, model, send
-from inferlet.errors import ContextLengthExceeded, OutOfPages
+from inferlet.errors import ContextLengthExceeded, InferletError, OutOfPages
 from inferlet.eta import Channel, ForwardPass, Pipeline, StateGeometry, WorkingSet, gumbel_max, intrinsics, reduce_argmax
+
 from pie_core.text.stream import Detokenizer, StopMatcher
 
 GREEDY_BELOW = 1e-5  # temperatures this close to 0 leave nothing to chance
@@ -122,7 +123,10 @@ async def generate(choice: Choice, ws: WorkingSet, pipe: Pipeline, tokens: list[
 
 async def main(input: dict) -> dict:
     request = input["request"]
-    prompt = chat.render(request["messages"])
+    try:
+        prompt = chat.render(request["messages"])
+    except InferletError as error:  # no template, or one that refuses this order of roles
+        return refusal(str(error), "invalid_messages")
     room = model.context - len(prompt)
     if room < 1:
         message = (
@@ -160,9 +164,9 @@ async def main(input: dict) -> dict:
     return {"body": reply.completion(choices, usage), "usage": usage}
 
 
-def refusal(message: str) -> dict:
-    """The answer to messages that do not fit."""
+def refusal(message: str, code: str = "context_length_exceeded") -> dict:
+    """The answer to messages that do not fit, or that the template refuses."""
     return {
         "status": 400,
-        "error": {"message": message, "type": "invalid_request_error", "param": "messages", "code": "context_length_exceeded"},
+        "error": {"message": message, "type": "invalid_request_error", "param": "messages", "code": code},
     }

@@ -16,7 +16,13 @@ from pie_server.errors import ApiError
 from pie_server.logs import log, where
 from pie_server.middleware import LOG_FIELDS, REQUEST_ID
 
-_BAD_REQUEST_CODES = {"ContextLengthExceeded": "context_length_exceeded"}
+# Failures that an inferlet may leave to us, as (status, code); any other is a 500.
+_STATUS = {
+    "ContextLengthExceeded": (400, "context_length_exceeded"),
+    "OutOfPages": (400, "context_length_exceeded"),
+    "EngineLost": (503, "engine_lost"),
+    "EngineStopped": (503, "shutting_down"),
+}
 
 
 def _dumps(value: Any) -> str:
@@ -25,9 +31,9 @@ def _dumps(value: Any) -> str:
 
 def as_api_error(error: InferletError) -> ApiError:
     """The HTTP error of a failure that the inferlet did not answer itself."""
-    code = _BAD_REQUEST_CODES.get(error.kind)
-    if code is not None:
-        return ApiError(400, error.message, code=code, param="messages")
+    if error.kind in _STATUS:
+        status, code = _STATUS[error.kind]
+        return ApiError(status, error.message, code=code, param="messages" if status == 400 else None)
     return ApiError(500, f"{error.kind}: {error.message}", code="inferlet_failed")
 
 

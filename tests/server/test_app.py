@@ -177,6 +177,7 @@ REFUSAL = {"status": 400, "error": {"message": "too long", "code": "context_leng
     [
         (REFUSAL, 400, "context_length_exceeded"),
         (InferletError("ContextLengthExceeded", "600 > 512"), 400, "context_length_exceeded"),
+        (InferletError("EngineLost", "the device is gone"), 503, "engine_lost"),
         (InferletError("GuestTrap", "unreachable"), 500, "inferlet_failed"),
         (None, 500, "inferlet_failed"),
         (RuntimeError("secret"), 500, "internal_error"),

@@ -1,0 +1,175 @@
+"""The `pie` command: what it prints, and its exit codes. Errors that users can cause are one sentence, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from pie_server.cli import execute
+
+EXAMPLES = ROOT / "inferlet_sdk" / "examples"
+
+
+def pie(*args: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pie_server.cli", *args]
+    return subprocess.run(command, capture_output=True, text=True, input=stdin, cwd=ROOT, timeout=120, check=False)
+
+
+def assert_one_sentence(text: str) -> None:
+    assert text.startswith("pie: ")
+    assert text.count("\n") == 1 and text.endswith("\n")
+    assert "Traceback" not in text
+
+
+def write(path: Path, source: str) -> str:
+    path.write_text(source, encoding="utf-8")
+    return str(path)
+
+
+def test_hello_continues_the_prompt() -> None:
+    done = pie("run", str(EXAMPLES / "hello.py"), "--prompt", "The capital of France is", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["text"].startswith(" Paris")
+
+
+CHATTY = """
+from inferlet import send
+
+async def main(input: dict) -> dict:
+    send("one ")
+    send("two 가")
+    send({"three": 3})
+    print("to the log")
+    send("four")
+    return {"input": input}
+"""
+
+
+def test_prints_what_it_sends_then_the_result(tmp_path: Path, tiny_model: Path) -> None:
+    file = write(tmp_path / "chatty.py", CHATTY)
+    (tmp_path / "in.json").write_text('{"a": 1, "b": "x"}')
+    done = pie("run", file, "--model", str(tiny_model), "--device", "cpu", "--input", str(tmp_path / "in.json"), "--b", "2", "--go")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:-1] == ['one two 가{"three": 3}', "four"]
+    assert json.loads(lines[-1]) == {"input": {"a": 1, "b": 2, "go": True}}
+    assert "to the log" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "match"),
+    [
+        ("async def main(input):\n    x = {}\n    return x['key']\n", "KeyError: 'key' (bad.py, line 3)\n"),
+        ("async def main(input):\n    return (\n", "SyntaxError: "),
+        ("x = 1\n", "MainMissing: "),
+        ("def main(input):\n    return {1, 2}\n", "ResultNotJson: "),
+    ],
+)
+def test_the_authors_exception_exits_with_1(tmp_path: Path, tiny_model: Path, source: str, match: str) -> None:
+    done = pie("run", write(tmp_path / "bad.py", source), "--model", str(tiny_model), "--device", "cpu")
+    assert done.returncode == 1
+    assert match in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "match"),
+    [
+        (["run"], "file"),
+        (["nonsense"], "nonsense"),
+        (["run", "none.py"], "none.py"),
+        (["run", __file__, "stray"], "stray"),
+        (["run", __file__, "--device", "tpu"], "tpu"),
+        (["run", __file__, "--model", "no-such-model"], "no-such-model"),
+        (["run", __file__, "--model", "/no/such/file.gguf"], "/no/such/file.gguf"),
+        (["run", __file__, "--kv-pool-mb", "0"], "kv"),
+        (["run", __file__, "--input", "none.json"], "none.json"),
+        (["serve", "--port", "x"], "port"),
+        (["serve", "--port", "70000"], "70000"),
+        (["serve", "--model", "no-such-model"], "no-such-model"),
+        (["model", "info", "no-such-model"], "no-such-model"),
+        (["model", "remove", "no-such-model"], "no-such-model"),
+        (["model", "pull", "no-such-model"], "no-such-model"),
+    ],
+)
+def test_what_the_user_can_fix_exits_with_2_and_one_sentence(args: list[str], match: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(args) == 2
+    captured = capsys.readouterr()
+    assert_one_sentence(captured.err)
+    assert match in captured.err
+    assert captured.out == ""
+
+
+def test_broken_checkpoints_exit_with_2(tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tiny_model.read_bytes()
+    truncated, other, not_gguf = tmp_path / "truncated.gguf", tmp_path / "other.gguf", tmp_path / "not.gguf"
+    truncated.write_bytes(data[: len(data) // 2])
+    assert data.count(b"llama") > 1  # the architecture's name is a prefix of its keys too
+    other.write_bytes(data.replace(b"llama", b"zebra"))
+    not_gguf.write_bytes(b"hello")
+    for path, match in ((truncated, "truncated.gguf"), (other, "zebra"), (not_gguf, "not.gguf")):
+        for command in (["run", __file__], ["serve", "--port", "0"]):
+            assert execute([*command, "--model", str(path)]) == 2
+            err = capsys.readouterr().err
+            assert_one_sentence(err)
+            assert match in err
+
+
+def test_a_poem_that_does_not_exist_or_load(tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = write(tmp_path / "broken.py", "1/0\n")
+    for poem, match in ((str(tmp_path / "none.py"), "none.py"), (broken, "ZeroDivisionError")):
+        assert execute(["run", __file__, "--model", str(tiny_model), "--poem", poem]) == 2
+        err = capsys.readouterr().err
+        assert_one_sentence(err)
+        assert match in err
+
+
+def test_a_taken_port_exits_with_2(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert execute(["serve", "--port", port, "--model", str(tiny_model)]) == 2
+    err = capsys.readouterr().err
+    assert_one_sentence(err)
+    assert f"port {port}" in err
+
+
+def test_help_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["run", "--help"]) == 0
+    assert "--model" in capsys.readouterr().out
+
+
+def test_model_info_of_a_path(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["model", "info", str(tiny_model)]) == 0
+    out = capsys.readouterr().out
+    assert "llama" in out and "512" in out
+
+
+def test_ctrl_c_ends_a_run_with_130(tmp_path: Path, tiny_model: Path) -> None:
+    source = "import asyncio\nfrom inferlet import send\nasync def main(input):\n    send('begun\\n')\n    await asyncio.sleep(60)\n"
+    command = [
+        sys.executable,
+        "-m",
+        "pie_server.cli",
+        "run",
+        write(tmp_path / "slow.py", source),
+        "--model",
+        str(tiny_model),
+        "--device",
+        "cpu",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=dict(os.environ)) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert "Traceback" not in process.stderr.read()
