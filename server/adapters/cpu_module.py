@@ -7,6 +7,7 @@ import ctypes
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import lru_cache
 from importlib import metadata
 from queue import SimpleQueue
 from typing import Any
@@ -30,17 +31,24 @@ def open_cpu_device(memory_limit: int = MEMORY_LIMIT) -> CpuDevice:
     return CpuDevice(WasmtimeCpuModule(cpu_module().read_bytes()), memory_limit)
 
 
+@lru_cache(maxsize=1)
+def _compile(code: bytes) -> tuple[Engine, Module]:
+    """Machine code of the module; about 50 ms, once a process."""
+    config = Config()
+    config.wasm_simd = True
+    # A reservation of the whole address space: bounds checks cost nothing and growing never moves memory.
+    config.memory_reservation = 1 << 32
+    engine = Engine(config)
+    return engine, Module(engine, code)
+
+
 class _Wasm:
     """The instance; only the module's thread touches it."""
 
     def __init__(self, code: bytes) -> None:
-        config = Config()
-        config.wasm_simd = True
-        # A reservation of the whole address space: bounds checks cost nothing and growing never moves memory.
-        config.memory_reservation = 1 << 32
-        engine = Engine(config)
+        engine, module = _compile(code)
         self.store = Store(engine)
-        self.exports = Instance(self.store, Module(engine, code), []).exports(self.store)
+        self.exports = Instance(self.store, module, []).exports(self.store)
         self.memory: Memory = self.exports["memory"]
         self.functions: dict[str, Func] = {}
         self.view = memoryview(b"")
