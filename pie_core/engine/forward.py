@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pie_core.engine.channel import Channel
 from pie_core.engine.errors import EngineError, InvalidPass, UnsupportedGeometry
+from pie_core.engine.pass_checks import check_reads, check_tokens
 from pie_core.engine.program_info import ProgramInfo
 from pie_core.engine.runner import RunnerLimits
 from pie_core.engine.values import Value
@@ -31,7 +32,7 @@ class Geometry:
     sinks: int = 0
 
     @staticmethod
-    def check(mode: object, window: object = 0, sinks: object = 0, **other: object) -> Geometry:
+    def check(mode: object = "folding", window: object = 0, sinks: object = 0, **other: object) -> Geometry:
         """A Geometry from untrusted fields. Raises UnsupportedGeometry for masks, trees and the like, InvalidPass for bad values."""
         for name, value in other.items():
             if value is not None:
@@ -126,10 +127,12 @@ class Pass:
         "pipe",
         "reads",
         "remaining",
+        "seq",
         "sink",
         "started",
         "status_word",
         "tail",
+        "undone",
         "uses",
     )
 
@@ -146,6 +149,7 @@ class Pass:
         lane_uses: list[ChannelUse],
         embed: ChannelUse | None,
         sink: PassSink,
+        seq: int,
         accepted_at: float,
     ) -> None:
         self.instance = instance
@@ -158,6 +162,7 @@ class Pass:
         self.lane_uses = lane_uses
         self.embed = embed
         self.sink = sink
+        self.seq = seq  # grows with each pass the engine accepts
         self.accepted_at = accepted_at
         self.remaining = sum(p.n for p in parts)
         self.reads = sum(len(p.reads) for p in parts)
@@ -165,6 +170,7 @@ class Pass:
         self.started = False  # some tokens were scheduled
         self.final = False  # all of them were, and the epilogue
         self.ended = False
+        self.undone = False  # cancelled whole: it gave back what it had
         self.status_word = -1
         self.out_words: list[int] = []
 
@@ -198,9 +204,15 @@ class Pass:
             self.sink(self, None, cause)
 
     def fail(self, cause: EngineError) -> None:
-        """End with `cause`: cells that it would have put are poisoned, tokens that it wrote stay counted."""
+        """End with `cause`: cells that it would have put are poisoned, tokens that it wrote stay counted, and passes submitted
+        ahead on its working sets fail too, since they count on its tokens. Without outputs nobody may be told: then the sets keep
+        the cause for every later use."""
         if self.ended:
             return
+        newest = self.instance.engine.accepted
+        silent = self.info is None or not self.info.outs
+        for part in self.parts:
+            part.ws.fail(cause, None if silent else newest)
         for use in self.uses:
             channel = use.channel
             if not self.final and use.takes and channel.host == "writer":
@@ -222,6 +234,7 @@ class Pass:
                     channel.head -= 1
             if use.puts and self.final:
                 channel.tail -= 1
+        self.undone = True
         if self.started:
             for part in self.parts:
                 if not part.ws.dropped:
@@ -236,75 +249,6 @@ def check_parts(spec: PassSpec, limits: RunnerLimits) -> list[Part]:
         raise InvalidPass("state: a pass needs at least one working set")
     if len(set(map(id, state))) != len(state):
         raise InvalidPass("state: each working set may appear once in a pass")
-    per_set: Sequence[Sequence[int] | None]
-    counts: Sequence[int]
-    if isinstance(spec.tokens, Channel):
-        counts = _channel_counts(spec.tokens, len(state))
-        per_set = [None] * len(state)
-    else:
-        per_set = _token_lists(spec.tokens, len(state))
-        counts = [len(ids) for ids in per_set if ids is not None]
-        for k, ids in enumerate(per_set):
-            _check_ids(ids or (), limits.vocab, k)
-    reads = _read_lists(spec, counts)
-    parts = [Part(ws, ids, n, r) for ws, ids, n, r in zip(state, per_set, counts, reads, strict=True)]
-    n_reads, tail = sum(len(p.reads) for p in parts), sum(p.tail for p in parts)
-    if n_reads > limits.max_reads:
-        raise InvalidPass(f"reads: {n_reads} read-outs in one pass; one step has at most {limits.max_reads}")
-    if tail > limits.max_tokens:
-        raise InvalidPass(
-            f"reads: from the earliest read-out to the end are {tail} tokens, which must run in one step of at most "
-            f"{limits.max_tokens}: split the pass, or read later positions"
-        )
-    return parts
-
-
-def _channel_counts(channel: Channel, sets: int) -> list[int]:
-    if channel.dtype not in ("u32", "i32"):
-        raise InvalidPass(f"tokens: a channel of ids must be u32 or i32, this one is {channel.dtype}")
-    if channel.cell_words % sets:
-        raise InvalidPass(f"tokens: a cell of {channel.cell_words} ids does not divide among {sets} working sets")
-    return [channel.cell_words // sets] * sets
-
-
-def _token_lists(tokens: Sequence[int] | Sequence[Sequence[int]], sets: int) -> list[Sequence[int]]:
-    if not isinstance(tokens, (list, tuple)):
-        raise InvalidPass(f"tokens: a list of ids, a list of lists or a Channel is needed, got {type(tokens).__name__}")
-    nested = bool(tokens) and isinstance(tokens[0], (list, tuple))
-    lists = list(tokens) if nested else [tokens]
-    if len(lists) != sets:
-        raise InvalidPass(f"tokens: {len(lists)} lists of ids for {sets} working sets: give one list each")
-    for k, ids in enumerate(lists):
-        if not isinstance(ids, (list, tuple)):
-            raise InvalidPass(f"tokens[{k}]: a list of ids is needed, got {type(ids).__name__}")
-        if not ids:
-            raise InvalidPass(f"tokens[{k}] is empty: a pass needs at least one token for each working set")
-    return lists
-
-
-def _check_ids(ids: Sequence[int], vocab: int, k: int) -> None:
-    try:
-        fine = not ids or (min(ids) >= 0 and max(ids) < vocab)
-    except TypeError:
-        fine = False
-    if fine and set(map(type, ids)) <= {int}:
-        return
-    for i, token in enumerate(ids):
-        if type(token) is not int or not 0 <= token < vocab:
-            raise InvalidPass(f"tokens[{k}][{i}] = {token!r} is not a token id: whole numbers 0 .. {vocab - 1} are")
-
-
-def _read_lists(spec: PassSpec, counts: Sequence[int]) -> list[tuple[int, ...]]:
-    if spec.reads is None:
-        return [(n - 1,) for n in counts] if spec.program is not None else [()] * len(counts)
-    if not isinstance(spec.reads, (list, tuple)) or len(spec.reads) != len(counts):
-        raise InvalidPass(f"reads: one list of positions for each of the {len(counts)} working sets is needed, got {spec.reads!r:.80}")
-    for k, (positions, n) in enumerate(zip(spec.reads, counts, strict=True)):
-        if not isinstance(positions, (list, tuple)):
-            raise InvalidPass(f"reads[{k}]: a list of positions is needed, got {positions!r:.80}")
-        for p in positions:
-            if type(p) is not int or not 0 <= p < n:
-                raise InvalidPass(f"reads[{k}]: position {p!r} is not a token of this pass: 0 .. {n - 1} are")
-    if spec.program is None:
-        return [()] * len(counts)  # nothing looks at them
-    return [tuple(r) for r in spec.reads]
+    per_set, counts = check_tokens(spec.tokens, len(state), limits)
+    reads = check_reads(spec.reads, counts, spec.program is not None, limits)
+    return [Part(ws, ids, n, r) for ws, ids, n, r in zip(state, per_set, counts, reads, strict=True)]

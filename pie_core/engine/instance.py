@@ -64,7 +64,7 @@ class Instance(PageOwner):
         self._room()
         child = WorkingSet(self.engine.pool, self, born=False)
         self.working_sets[child] = None
-        entry = ForkEntry(ws, child, buffer) if pipe is not None else None
+        entry = ForkEntry(ws, child, buffer, self.engine.accept()) if pipe is not None else None
         if pipe is not None and entry is not None:
             if not pipe.queue and not (pipe.stop_channel is not None and pipe.flying) and entry.ready():
                 entry.run()
@@ -72,10 +72,13 @@ class Instance(PageOwner):
                 self._enqueue(pipe, entry)
             return child
 
+        seq = self.engine.accept()
+
         def run() -> None:
             if not child.dropped:
-                if ws.error is not None:
-                    child.error = ws.error
+                cause = ws.failure(seq)
+                if cause is not None:
+                    child.fail(cause, None)
                     child.be_born()
                 else:
                     ws.fork_into(child, buffer=buffer)
@@ -98,7 +101,13 @@ class Instance(PageOwner):
     def length(self, ws: WorkingSet, sink: Callable[[Value | None, EngineError | None], None]) -> None:
         """Tell `sink` the length, after the passes accepted so far."""
         self._own(ws)
-        ws.order.run(lambda: sink(None, ws.error) if ws.error is not None else sink(ws.length, None))
+        seq = self.engine.accept()
+
+        def run() -> None:
+            cause = ws.failure(seq)
+            sink(None, cause) if cause is not None else sink(ws.length, None)
+
+        ws.order.run(run)
 
     def drop(self, ws: WorkingSet) -> None:
         """Free the pages, after the passes accepted so far; the handle is gone at once."""
@@ -215,10 +224,9 @@ class Instance(PageOwner):
             lane_uses=lane_uses,
             embed=embed,
             sink=sink,
+            seq=engine.accept(),
             accepted_at=engine.now(),
         )
-        if embed is not None and work.remaining > engine.limits.max_tokens:
-            raise InvalidPass(f"tokens: {work.remaining} ids of a channel must run in one step of at most {engine.limits.max_tokens}")
         self._reserve_cells(uses)
         # nothing below can refuse
         self.outstanding += 1
@@ -296,14 +304,15 @@ class Instance(PageOwner):
 
     def _edit(self, ws: WorkingSet, edit: Callable[[], None]) -> None:
         self._own(ws)
+        seq = self.engine.accept()
 
         def run() -> None:
-            if ws.dropped or ws.error is not None:
+            if ws.dropped or ws.failure(seq) is not None:
                 return
             try:
                 edit()
             except EngineError as error:
-                ws.error = error  # nobody awaits an edit: the next use of the set raises it
+                ws.fail(error, None)  # nobody awaits an edit: every later use of the set raises it
             self.engine.poke()
 
         ws.order.run(run)

@@ -62,6 +62,7 @@ class Engine:
         self._dirty = False  # something happened since the last fill
         self._stopping = False
         self._opened = 0
+        self.accepted = 0
         self._number = 0
 
     # --- life
@@ -94,6 +95,11 @@ class Engine:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         return self._loop.time()
+
+    def accept(self) -> int:
+        """The next number in the order of acceptance."""
+        self.accepted += 1
+        return self.accepted
 
     def check_alive(self) -> None:
         """Raises EngineLost or EngineStopped when no pass can run any more."""

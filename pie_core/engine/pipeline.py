@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 class ForkEntry:
     """A fork that runs when its pipeline reaches it."""
 
-    __slots__ = ("buffer", "child", "parent", "ticket")
+    __slots__ = ("buffer", "child", "parent", "seq", "ticket")
 
-    def __init__(self, parent: WorkingSet, child: WorkingSet, buffer: bool) -> None:
+    def __init__(self, parent: WorkingSet, child: WorkingSet, buffer: bool, seq: int) -> None:
+        self.seq = seq
         self.parent = parent
         self.child = child
         self.buffer = buffer
@@ -33,8 +34,9 @@ class ForkEntry:
     def run(self) -> None:
         """Share the pages, or pass on why the parent has none."""
         if not self.child.dropped:
-            if self.parent.error is not None:
-                self.child.error = self.parent.error
+            cause = self.parent.failure(self.seq)
+            if cause is not None:
+                self.child.fail(cause, None)
                 self.child.be_born()
             else:
                 self.parent.fork_into(self.child, buffer=self.buffer)

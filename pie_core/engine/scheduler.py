@@ -147,15 +147,15 @@ class Scheduler:
             ws = part.ws
             if not ws.order.may_run(part.ticket) or not ws.born:
                 return False
-            if ws.error is not None:
-                raise ws.error
+            if ws.error is not None and (cause := ws.failure(work.seq)) is not None:
+                raise cause
             if ws.last_step == number or (ws.writing and not work.started):
                 return False
         for use in work.uses:
             channel = use.channel
             cell = channel.head if use.uses_front else channel.tail
-            if channel.poison is not None and (cause := channel.poisoned_at(cell)) is not None:
-                raise cause
+            if channel.poison is not None and (poison := channel.poisoned_at(cell)) is not None:
+                raise poison
             if use.uses_front and not channel.full_for(number):
                 return False
             if use.puts and not use.takes and not channel.room():
@@ -181,8 +181,8 @@ class Scheduler:
                 )
             if ws.buffered and work.geometry.mode == "folding":
                 raise InvalidState(f"a folding pass on a working set with {ws.buffered} buffered tokens: commit or discard them first")
-            if pool.tainted and (cause := pool.taint_of(ws.pages)) is not None:
-                raise cause
+            if pool.tainted and (taint := pool.taint_of(ws.pages)) is not None:
+                raise taint
             pages = pages_for(total)
             tables += pages
             if pages > min(pool.total, owner.max_pages):

@@ -37,6 +37,11 @@ def _fault(work: Pass, words: memoryview, pool: PagePool) -> EngineError | None:
             cause = use.channel.poisoned_at(use.take_cell)
             if cause is not None:
                 return cause
+    for part in work.parts:
+        if part.ws.error is not None:
+            cause = part.ws.failure(work.seq)
+            if cause is not None:
+                return cause
     if pool.tainted:
         for part in work.parts:
             cause = pool.taint_of(part.ws.pages)

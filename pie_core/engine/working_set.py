@@ -35,6 +35,7 @@ class WorkingSet:
         "born",
         "dropped",
         "error",
+        "fail_until",
         "fork_points",
         "frozen",
         "last_step",
@@ -60,6 +61,7 @@ class WorkingSet:
         self.leaving = False  # dropped by its owner, maybe still used by accepted passes
         self.dropped = False
         self.error: EngineError | None = None
+        self.fail_until: int | None = None  # passes accepted after this one may use the set again; None: no pass may
         self.writing = False  # a pass of several steps is under way
         self.last_step = -1
         self.pipe: Pipeline | None = None  # the first pipeline that used it, and whether another one did too
@@ -142,6 +144,17 @@ class WorkingSet:
             )
         self.restore(length, min(self.frozen, length))
         self.fork_points = {p for p in self.fork_points if p <= length}
+
+    def fail(self, cause: EngineError, until: int | None) -> None:
+        """Fail the uses of this set by passes accepted up to number `until` (None: all) with `cause`."""
+        if self.error is None or self.fail_until is not None:
+            self.error, self.fail_until = cause, until
+
+    def failure(self, seq: int) -> EngineError | None:
+        """Why pass number `seq` cannot use the set."""
+        if self.error is None or (self.fail_until is not None and seq > self.fail_until):
+            return None
+        return self.error
 
     def drop(self) -> None:
         """Free every page. Twice is harmless."""

@@ -1,0 +1,311 @@
+"""Executor: carries out the posts of one inferlet on the engine's loop and collects the events that answer them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from pie_core.engine.channel import Channel
+from pie_core.engine.errors import EngineError, InvalidState
+from pie_core.engine.forward import Pass, PassSpec
+from pie_core.engine.instance import Instance
+from pie_core.engine.pipeline import Pipeline
+from pie_core.engine.values import Value
+from pie_core.engine.working_set import WorkingSet
+from pie_core.eta.program import Program
+from pie_core.host.ops import OPS, Payload
+from pie_core.host.port import GuestPort
+from pie_core.host.services import LogSink
+from pie_core.host.table import ChannelEntry
+from pie_core.host.wire import rejected, settled, value_json
+
+_logger = logging.getLogger(__name__)
+
+
+class Executor:
+    """Everything runs on the engine's loop. `poke` is called when something settled, `sent` with each value for the client."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        port: GuestPort,
+        poke: Callable[[], None],
+        sent: Callable[[Any, int], None],
+        on_log: LogSink | None,
+    ) -> None:
+        self._instance = instance
+        self._port = port
+        self._poke = poke
+        self._sent = sent
+        self._on_log = on_log
+        self._sets: dict[int, WorkingSet] = {}
+        self._pipes: dict[int, Pipeline] = {}
+        self._channels: dict[int, Channel] = {}
+        self._programs: dict[int, Program] = {}
+        self._broken: dict[int, EngineError] = {}  # handles that the engine refused to make
+        self._events: list[str] = []
+        self._settled: set[int] = set()  # ids of the events that were not taken yet
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._receivers: deque[int] = deque()
+        self.inbox: deque[str] = deque()
+        self._closed = False
+        self.fault: Exception | None = None
+        self._ops: dict[str, Callable[[Payload], None]] = {
+            name: getattr(self, f"_{name.replace('.', '_')}") for name, op in OPS.items() if op.kind != "sync" or name == "log"
+        }
+
+    # --- for the process
+
+    def drain(self) -> None:
+        """Carry out what was posted."""
+        posts = self._port.take_posts()
+        try:
+            while posts:
+                name, fields = posts.popleft()
+                self._ops[name](fields)
+        except Exception as error:  # a fault of the host's own: the inferlet must end, not wait for an answer that was lost
+            _logger.exception("a posted op failed")
+            self.fault = error
+            posts.clear()
+            self._poke()
+
+    def has_any(self, awaited: set[int]) -> bool:
+        """Whether an awaited future has settled."""
+        return not self._settled.isdisjoint(awaited)
+
+    def may_settle(self, awaited: set[int]) -> bool:
+        """Whether an awaited future can still settle without the inferlet doing something."""
+        outstanding = self._port.table.outstanding
+        waiting = [f for f in awaited if outstanding(f)]
+        if not waiting:
+            return False
+        if any(f in self._timers or f in self._receivers for f in waiting):
+            return True
+        return not self._instance.stuck()
+
+    def take_events(self) -> str:
+        """All events so far as the JSON text of a resume."""
+        events, self._events = self._events, []
+        self._settled.clear()
+        return f"[{','.join(events)}]"
+
+    def deliver(self, value: str) -> None:
+        """JSON text of a value of the client."""
+        if self._receivers:
+            self._port.settled_futures += 1
+            self._resolve(self._receivers.popleft(), value)
+        else:
+            self.inbox.append(value)
+
+    def close(self) -> None:
+        """Stop timers; nothing settles any more."""
+        self._closed = True
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._receivers.clear()
+
+    # --- events
+
+    def _resolve(self, future: int, value: str) -> None:
+        self._settle(future, settled(future, value))
+
+    def _reject(self, future: int, error: EngineError) -> None:
+        self._settle(future, rejected(future, error))
+
+    def _settle(self, future: int, event: str) -> None:
+        if self._closed:
+            return
+        self._port.table.settle(future)
+        self._events.append(event)
+        self._settled.add(future)
+        self._poke()
+
+    def _sink(self, future: int, value: Value | None, error: EngineError | None) -> None:
+        """Settle one future that is not a pass output."""
+        self._port.settled_futures += 1
+        if error is not None:
+            self._reject(future, error)
+        else:
+            self._resolve(future, "null" if value is None else value_json(value))
+
+    # --- working sets; ids were checked by the port, so a missing one is a handle that the engine refused
+
+    def _set(self, key: int) -> WorkingSet:
+        ws = self._sets.get(key)
+        if ws is None:
+            raise self._broken.get(key) or InvalidState(f"working set {key} does not exist")
+        return ws
+
+    def _ws_new(self, p: Payload) -> None:
+        try:
+            self._sets[p["ws"]] = self._instance.working_set()
+        except EngineError as error:
+            self._broken[p["ws"]] = error
+
+    def _ws_fork(self, p: Payload) -> None:
+        try:
+            pipe = self._pipe(p["pipe"]) if p["pipe"] is not None else None
+            self._sets[p["ws"]] = self._instance.fork(self._set(p["of"]), pipe, buffer=p["buffer"])
+        except EngineError as error:
+            self._broken[p["ws"]] = error
+
+    def _ws_drop(self, p: Payload) -> None:
+        self._broken.pop(p["ws"], None)
+        ws = self._sets.pop(p["ws"], None)
+        if ws is not None:
+            self._instance.drop(ws)
+
+    def _ws_commit(self, p: Payload) -> None:
+        self._edit(p, self._instance.commit)
+
+    def _ws_discard(self, p: Payload) -> None:
+        self._edit(p, self._instance.discard)
+
+    def _ws_truncate(self, p: Payload) -> None:
+        self._edit(p, self._instance.truncate)
+
+    def _edit(self, p: Payload, edit: Callable[[WorkingSet, int], None]) -> None:
+        ws = self._sets.get(p["ws"])
+        if ws is not None:  # else: refused when it was made, and the next pass on it says why
+            edit(ws, p["n"])
+
+    def _ws_length(self, p: Payload) -> None:
+        try:
+            self._instance.length(self._set(p["ws"]), partial(self._sink, p["f"]))
+        except EngineError as error:
+            self._sink(p["f"], None, error)
+
+    # --- pipelines and channels
+
+    def _pipe_new(self, p: Payload) -> None:
+        try:
+            self._pipes[p["pipe"]] = self._instance.pipeline()
+        except EngineError as error:
+            self._broken[p["pipe"]] = error
+
+    def _pipe(self, key: int) -> Pipeline:
+        pipe = self._pipes.get(key)
+        if pipe is None:
+            raise self._broken.get(key) or InvalidState(f"pipeline {key} does not exist")
+        return pipe
+
+    def _pipe_close(self, p: Payload) -> None:
+        pipe = self._pipes.pop(p["pipe"], None)
+        if pipe is not None:
+            self._instance.close_pipeline(pipe)
+
+    def _pipe_stop_when(self, p: Payload) -> None:
+        try:
+            self._pipe(p["pipe"]).stop_when(self._channel(p["ch"]))
+        except EngineError as error:  # a pipeline that does not stop where it should must not run at all
+            self._broken[p["pipe"]] = error
+            self._pipe_close(p)
+
+    def _ch_new(self, p: Payload) -> None:
+        try:
+            self._channels[p["ch"]] = self._instance.channel(p["dtype"], p["shape"], p["capacity"], seed=p["seed"], host=p["host"])
+        except EngineError as error:
+            self._broken[p["ch"]] = error
+
+    def _channel(self, key: int) -> Channel:
+        channel = self._channels.get(key)
+        if channel is None:
+            raise self._broken.get(key) or InvalidState(f"channel {key} does not exist")
+        return channel
+
+    def _ch_put(self, p: Payload) -> None:
+        if p["ch"] in self._channels:
+            self._instance.put(self._channels[p["ch"]], p["words"])
+
+    def _ch_set(self, p: Payload) -> None:
+        if p["ch"] in self._channels:
+            self._instance.set(self._channels[p["ch"]], p["words"])
+
+    def _ch_take(self, p: Payload) -> None:
+        self._receive_from(p, True)
+
+    def _ch_read(self, p: Payload) -> None:
+        self._receive_from(p, False)
+
+    def _receive_from(self, p: Payload, take: bool) -> None:
+        try:
+            self._instance.receive(self._channel(p["ch"]), take, partial(self._sink, p["f"]))
+        except EngineError as error:
+            self._sink(p["f"], None, error)
+
+    # --- passes
+
+    def _program(self, p: Payload) -> None:
+        self._programs[p["prog"]] = p["program"]
+
+    def _submit(self, p: Payload) -> None:
+        outs: list[int] = p["outs"]
+        entries: list[ChannelEntry] = []
+
+        def sink(work: Pass | None, values: list[Value] | None, error: EngineError | None) -> None:
+            self._port.settled_passes += 1
+            for entry in entries:
+                if work is None or work.undone:
+                    entry.returned += 1
+                else:
+                    entry.consumed += 1
+            if error is not None:
+                for future in outs:
+                    self._reject(future, error)
+            elif values is not None:
+                for future, value in zip(outs, values, strict=True):
+                    self._resolve(future, value_json(value))
+            self._poke()
+
+        try:
+            spec, entries = self._spec(p)
+            self._instance.submit_with(self._pipe(p["pipe"]), spec, sink)
+        except EngineError as error:
+            for key in p["ws"]:  # without outputs nobody would be told
+                ws = self._sets.get(key)
+                if ws is not None and not outs:
+                    ws.fail(error, None)
+            sink(None, None, error)
+
+    def _spec(self, p: Payload) -> tuple[PassSpec, list[ChannelEntry]]:
+        channels = [self._channel(key) for key in p["chans"]]
+        tokens: Any = p["tokens"]
+        program = self._programs[p["prog"]] if p["prog"] is not None else None
+        keys: list[int] = []
+        if isinstance(tokens, dict):
+            keys.append(tokens["ch"])
+            tokens = self._channel(tokens["ch"])
+        if program is not None:
+            keys.extend(key for key, effect in zip(p["chans"], program.effects, strict=True) if effect.takes)
+        table = self._port.table
+        entries = [entry for entry in (table.get("submit", key, ChannelEntry) for key in keys) if entry.host == "writer"]
+        spec = PassSpec(tokens, [self._set(key) for key in p["ws"]], p["geo"], p["reads"], program, p["params"], channels)
+        return spec, entries
+
+    # --- the rest
+
+    def _send(self, p: Payload) -> None:
+        self._sent(p["value"], p["size"])
+
+    def _log(self, p: Payload) -> None:
+        if self._on_log is not None:
+            self._on_log(p["level"], p["text"])
+
+    def _sleep(self, p: Payload) -> None:
+        future = p["f"]
+
+        def wake() -> None:
+            del self._timers[future]
+            self._sink(future, None, None)
+
+        self._timers[future] = asyncio.get_running_loop().call_later(p["ms"] / 1000, wake)
+
+    def _receive(self, p: Payload) -> None:
+        self._receivers.append(p["f"])
+        if self.inbox:
+            self.deliver(self.inbox.popleft())

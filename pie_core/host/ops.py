@@ -1,0 +1,187 @@
+"""The op table of `host.call` (docs/architecture.md, section 7): names, classes, fields with their caps, and the one validator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pie_core.host.budget import Refusal
+
+OpClass = Literal["sync", "posted", "future"]
+Check = Callable[[Any], "str | None"]  # what is wanted instead, or None when the value is fine
+Payload = dict[str, Any]
+
+MAX_ID = (1 << 53) - 1
+MAX_TEXT = 1 << 20  # characters of one text
+MAX_IDS = 1 << 20  # token ids or words in one list
+MAX_SETS = 256
+MAX_CHANNELS = 64
+MAX_OUTS = 64
+MAX_MESSAGES = 4096
+MAX_RANDOM = 4096  # bytes
+MAX_SLEEP_MS = 1 << 40
+
+
+def _whole(low: int, high: int) -> Check:
+    wanted = f"a whole number {low} .. {high}"
+
+    def check(value: Any) -> str | None:
+        return None if type(value) is int and low <= value <= high else wanted
+
+    return check
+
+
+def _text(most: int = MAX_TEXT) -> Check:
+    def check(value: Any) -> str | None:
+        return None if isinstance(value, str) and len(value) <= most else f"text of at most {most} characters"
+
+    return check
+
+
+def _numbers(most: int, high: int) -> Check:
+    def check(value: Any) -> str | None:
+        if isinstance(value, list) and len(value) <= most and (not value or _all_ints(value, high)):
+            return None
+        return f"a list of at most {most} whole numbers 0 .. {high}"
+
+    return check
+
+
+def _all_ints(values: list[Any], high: int) -> bool:
+    return set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= high
+
+
+def _maybe(check: Check) -> Check:
+    def optional(value: Any) -> str | None:
+        if value is None:
+            return None
+        wanted = check(value)
+        return None if wanted is None else f"{wanted}, or null"
+
+    return optional
+
+
+def _one_of(*allowed: str) -> Check:
+    return lambda value: None if isinstance(value, str) and value in allowed else f"one of {', '.join(allowed)}"
+
+
+def _flag(value: Any) -> str | None:
+    return None if isinstance(value, bool) else "true or false"
+
+
+def _anything(value: Any) -> str | None:
+    return None
+
+
+def _list(most: int) -> Check:
+    return lambda value: None if isinstance(value, list) and len(value) <= most else f"a list of at most {most} entries"
+
+
+def _tokens(value: Any) -> str | None:
+    if isinstance(value, list):
+        return None if len(value) <= MAX_IDS else f"at most {MAX_IDS} ids"
+    if isinstance(value, dict) and set(value) == {"ch"} and _id(value["ch"]) is None:
+        return None
+    return 'a list of ids, a list of lists, or {"ch": id}'
+
+
+def _object(value: Any) -> str | None:
+    return None if isinstance(value, dict) else "an object"
+
+
+_id = _whole(1, MAX_ID)
+_ids = _numbers(MAX_SETS, MAX_ID)
+_tokens_list = _numbers(MAX_IDS, (1 << 32) - 1)
+_words = _numbers(MAX_IDS, (1 << 32) - 1)
+_count = _whole(0, 1 << 31)
+_shape = _numbers(4, 1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """sync: answered beside the guest. posted: checked against the instance's table, handed over, answered with nothing.
+    future: settles later, under the future id in field `f`. Fields in `defaults` may be left out."""
+
+    name: str
+    kind: OpClass
+    fields: Mapping[str, Check]
+    doc: str
+    defaults: Mapping[str, Any]
+
+
+OPS: dict[str, Op] = {}
+
+
+def _op(name: str, kind: OpClass, fields: Mapping[str, Check], doc: str, **defaults: Any) -> None:
+    OPS[name] = Op(name, kind, fields, doc, defaults)
+
+
+_op("encode", "sync", {"text": _text()}, "Token ids of text; special tokens in it stay plain text.")
+_op("decode", "sync", {"ids": _tokens_list}, "Text of token ids.")
+_op("bytes", "sync", {"ids": _tokens_list}, "Hex of the bytes of each token.")
+_op("chat.render", "sync", {"messages": _list(MAX_MESSAGES), "cue": _flag, "tools": _maybe(_list(MAX_MESSAGES))},
+    "Token ids of a conversation.", cue=True, tools=None)  # fmt: skip
+_op("chat.text", "sync", {"messages": _list(MAX_MESSAGES), "cue": _flag, "tools": _maybe(_list(MAX_MESSAGES))},
+    "Text of a conversation.", cue=True, tools=None)  # fmt: skip
+_op("chat.role", "sync", {"role": _text(64), "content": _text()}, "Token ids of one turn.")
+_op("chat.cue", "sync", {}, "Token ids that open an answer.")
+_op("chat.seal", "sync", {}, "Token ids that close an answer.")
+_op("log", "sync", {"level": _one_of("debug", "info", "warning", "error"), "text": _text()}, "A line for the log.")
+_op("time", "sync", {}, "Wall clock and monotonic clock, seconds.")
+_op("random", "sync", {"n": _whole(0, MAX_RANDOM)}, "Hex of random bytes.")
+
+_op("ws.new", "posted", {"ws": _id}, "A working set.")
+_op("ws.drop", "posted", {"ws": _id}, "Free it, after the passes submitted so far.")
+_op("ws.fork", "posted", {"ws": _id, "of": _id, "pipe": _maybe(_id), "buffer": _flag}, "A new working set that shares the prefix of `of`.",
+    pipe=None, buffer=False)  # fmt: skip
+_op("ws.commit", "posted", {"ws": _id, "n": _count}, "Freeze the first n buffered tokens.")
+_op("ws.discard", "posted", {"ws": _id, "n": _count}, "Drop the last n buffered tokens.")
+_op("ws.truncate", "posted", {"ws": _id, "n": _count}, "Cut back to n tokens.")
+_op("pipe.new", "posted", {"pipe": _id}, "A pipeline.")
+_op("pipe.close", "posted", {"pipe": _id}, "No more submits.")
+_op("pipe.stop_when", "posted", {"pipe": _id, "ch": _id}, "End it at the first true put into a channel.")
+_op("ch.new", "posted", {"ch": _id, "dtype": _one_of("f32", "i32", "u32", "bool"), "shape": _shape, "capacity": _whole(1, 1 << 12),
+    "seed": _maybe(_words), "host": _maybe(_one_of("reader", "writer"))}, "A channel.",
+    shape=[], capacity=1, seed=None, host=None)  # fmt: skip
+_op("ch.put", "posted", {"ch": _id, "words": _words}, "Put one cell from the host.")
+_op("ch.set", "posted", {"ch": _id, "words": _words}, "Replace the committed front.")
+_op("program", "posted", {"prog": _id, "text": _text(1 << 18)}, "A tensor program by its canonical text.")
+_op("submit", "posted", {"pipe": _id, "tokens": _tokens, "ws": _ids, "geo": _object, "reads": _maybe(_list(MAX_SETS)), "prog": _maybe(_id),
+    "params": _words, "chans": _numbers(MAX_CHANNELS, MAX_ID), "outs": _numbers(MAX_OUTS, MAX_ID)}, "A forward pass.",
+    reads=None, prog=None, params=[], chans=[], outs=[])  # fmt: skip
+_op("send", "posted", {"value": _anything}, "Stream a value to the client.")
+
+_op("ch.take", "future", {"ch": _id, "f": _id}, "The next value of a channel, removed.")
+_op("ch.read", "future", {"ch": _id, "f": _id}, "The next value of a channel, left in place.")
+_op("sleep", "future", {"ms": _whole(0, MAX_SLEEP_MS), "f": _id}, "Settles after ms milliseconds.")
+_op("receive", "future", {"f": _id}, "The next value that the client sends.")
+_op("ws.length", "future", {"ws": _id, "f": _id}, "Tokens of a working set, after the passes submitted so far.")
+
+
+def parse(name: str, payload: str) -> Payload:
+    """The checked fields of a call. Raises Refusal (type UsageError) naming op, field, value and what is wanted."""
+    op = OPS.get(name)
+    if op is None:
+        raise Refusal("UsageError", f"unknown op {name!r:.80}; known: {', '.join(OPS)}")
+    try:
+        fields = json.loads(payload) if payload else {}
+    except (ValueError, RecursionError) as error:
+        raise Refusal("UsageError", f"{name}: the payload is not JSON: {error}") from None
+    if type(fields) is not dict:
+        raise Refusal("UsageError", f"{name}: the payload must be an object, got {type(fields).__name__}")
+    checks = op.fields
+    for key, check in checks.items():
+        if key not in fields:
+            if key not in op.defaults:
+                raise Refusal("UsageError", f"{name}: field {key!r} is missing")
+            fields[key] = op.defaults[key]
+            continue
+        wanted = check(fields[key])
+        if wanted is not None:
+            raise Refusal("UsageError", f"{name}: {key} = {fields[key]!r:.60} must be {wanted}")
+    if len(fields) > len(checks):
+        extra = next(key for key in fields if key not in checks)
+        raise Refusal("UsageError", f"{name}: unknown field {extra!r:.80}; known: {', '.join(checks)}")
+    return fields

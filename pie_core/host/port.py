@@ -1,0 +1,350 @@
+"""GuestPort: `host.call` in the guest's thread. Answers synchronous ops, checks the others and posts them; never blocks, never raises."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from pie_core.engine.errors import EngineError
+from pie_core.engine.forward import Geometry
+from pie_core.engine.pass_checks import check_reads, check_tokens
+from pie_core.engine.runner import RunnerLimits
+from pie_core.eta.errors import ProgramError
+from pie_core.eta.program import Program
+from pie_core.host.budget import Budget, Refusal, over
+from pie_core.host.ops import OPS, Payload, parse
+from pie_core.host.services import Services
+from pie_core.host.table import FUTURE, ChannelEntry, PipeEntry, ProgramEntry, SetEntry, Table
+from pie_core.text.stream import TextError
+
+Post = tuple[str, Payload]
+_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
+_log = logging.getLogger(__name__)
+
+
+class GuestPort:
+    """One inferlet's way into the host. `call` belongs to the guest's thread; `take_posts` and the counters named `settled_*`
+    belong to the engine's loop. `wake` is called from the guest's thread, once until the posts are taken."""
+
+    def __init__(self, services: Services, limits: RunnerLimits, budget: Budget, wake: Callable[[], None]) -> None:
+        self._services = services
+        self._limits = limits
+        self._budget = budget
+        self._wake = wake
+        self._woken = False
+        self._posts: deque[Post] = deque()
+        self._submitted = 0
+        self._futures = 0
+        self._sent = 0
+        self._logged = 0
+        self._closed: set[int] = set()  # ids of closed pipelines
+        self.table = Table(budget)
+        self.settled_passes = 0
+        self.settled_futures = 0
+        self.read_bytes = 0  # of what was sent, how much the client has read
+        self._handlers: dict[str, Callable[[Payload], str]] = {
+            name: getattr(self, f"_{name.replace('.', '_')}") for name in OPS if hasattr(self, f"_{name.replace('.', '_')}")
+        }
+
+    def call(self, op: str, payload: str) -> str:
+        """Run one op. The answer is JSON text, "" for nothing, or {"error": {...}}."""
+        try:
+            fields = parse(op, payload)
+            kind = OPS[op].kind
+            if kind == "future":
+                self._announce(op, fields)
+            answer = self._handlers[op](fields)
+            if kind != "sync":
+                self._post(op, fields)
+            return answer
+        except Refusal as refusal:
+            return refusal.json()
+        except EngineError as error:
+            return Refusal(error.type_name, error.message, error.fields).json()
+        except TextError as error:
+            return Refusal(type(error).__name__, str(error)).json()
+        except Exception as error:  # the boundary to the guest: whatever is wrong on this side must not trap it
+            _log.exception("host op %r failed", op[:40])
+            return Refusal("HostError", f"{op[:40]}: the host failed: {type(error).__name__}").json()
+
+    def take_posts(self) -> deque[Post]:
+        """What was posted since, in order; `take` from the left until empty. Called on the engine's loop after a wake."""
+        self._woken = False
+        return self._posts
+
+    def _post(self, op: str, fields: Payload) -> None:
+        self._posts.append((op, fields))
+        if not self._woken:
+            self._woken = True
+            self._wake()
+
+    def _announce(self, op: str, fields: Payload) -> None:
+        waiting = self._futures - self.settled_futures
+        if waiting >= self._budget.futures:
+            raise over("futures in flight", waiting, self._budget.futures, "await some first")
+        self.table.fresh(op, fields["f"])
+
+    def _future(self, op: str, fields: Payload) -> str:
+        self.table.add(op, fields["f"], FUTURE)
+        self._futures += 1
+        return ""
+
+    # --- answered here
+
+    def _encode(self, p: Payload) -> str:
+        return str(self._services.tokenizer.encode(p["text"]))
+
+    def _decode(self, p: Payload) -> str:
+        return _dumps(self._services.tokenizer.decode(p["ids"]))
+
+    def _bytes(self, p: Payload) -> str:
+        token_bytes = self._services.tokenizer.token_bytes
+        return _dumps([token_bytes(token).hex() for token in p["ids"]])
+
+    def _chat_render(self, p: Payload) -> str:
+        return str(self._services.chat.encode(p["messages"], cue=p["cue"], tools=p["tools"]))
+
+    def _chat_text(self, p: Payload) -> str:
+        return _dumps(self._services.chat.text(p["messages"], cue=p["cue"], tools=p["tools"]))
+
+    def _chat_role(self, p: Payload) -> str:
+        return str(self._services.chat.role(p["role"], p["content"]))
+
+    def _chat_cue(self, p: Payload) -> str:
+        return str(self._services.chat.cue())
+
+    def _chat_seal(self, p: Payload) -> str:
+        return str(self._services.chat.seal())
+
+    def _log(self, p: Payload) -> str:
+        self._logged += len(p["text"])
+        if self._logged > self._budget.log_bytes:
+            raise over("log", self._logged, self._budget.log_bytes, "log less")
+        self._post("log", p)  # in order with what else happens
+        return ""
+
+    def _time(self, p: Payload) -> str:
+        return f'{{"wall":{time.time()!r},"mono":{time.monotonic()!r}}}'
+
+    def _random(self, p: Payload) -> str:
+        return f'"{os.urandom(p["n"]).hex()}"'
+
+    # --- posted
+
+    def _ws_new(self, p: Payload) -> str:
+        self.table.add("ws.new", p["ws"], SetEntry())
+        return ""
+
+    def _ws_drop(self, p: Payload) -> str:
+        self.table.get("ws.drop", p["ws"], SetEntry)
+        self.table.remove(p["ws"])
+        return ""
+
+    def _ws_fork(self, p: Payload) -> str:
+        parent = self.table.get("ws.fork", p["of"], SetEntry)
+        if p["pipe"] in self._closed:
+            p["pipe"] = None  # what it accepted is accepted: the fork is ordered after all passes of the working set
+        if p["pipe"] is not None:
+            self.table.get("ws.fork", p["pipe"], PipeEntry)
+        self.table.add("ws.fork", p["ws"], SetEntry(parent.buffered if p["buffer"] else 0))
+        return ""
+
+    def _ws_commit(self, p: Payload) -> str:
+        return self._shrink("ws.commit", p)
+
+    def _ws_discard(self, p: Payload) -> str:
+        return self._shrink("ws.discard", p)
+
+    def _shrink(self, op: str, p: Payload) -> str:
+        entry = self.table.get(op, p["ws"], SetEntry)
+        if entry.buffered is not None:
+            if p["n"] > entry.buffered:
+                raise Refusal("InvalidState", f"{op}({p['n']}): the buffer of the working set holds at most {entry.buffered} tokens")
+            entry.buffered -= p["n"]
+        return ""
+
+    def _ws_truncate(self, p: Payload) -> str:
+        self.table.get("ws.truncate", p["ws"], SetEntry).buffered = None
+        return ""
+
+    def _pipe_new(self, p: Payload) -> str:
+        self.table.add("pipe.new", p["pipe"], PipeEntry())
+        return ""
+
+    def _pipe_close(self, p: Payload) -> str:
+        self.table.get("pipe.close", p["pipe"], PipeEntry)
+        self.table.remove(p["pipe"])
+        self._closed.add(p["pipe"])
+        return ""
+
+    def _pipe_stop_when(self, p: Payload) -> str:
+        pipe, channel = self.table.get("pipe.stop_when", p["pipe"], PipeEntry), self.table.get("pipe.stop_when", p["ch"], ChannelEntry)
+        if channel.dtype != "bool" or channel.cell_words != 1:
+            raise Refusal("UsageError", f"pipe.stop_when: the channel is {channel.dtype}{list(channel.shape)}; one bool is needed")
+        if channel.host == "writer" or channel.puts or channel.put_by_pass:
+            raise Refusal("UsageError", "pipe.stop_when: call it before the first submit that puts, on a channel that only passes write")
+        if pipe.stops or channel.stops:
+            raise Refusal("UsageError", "pipe.stop_when: the pipeline has a stop channel, or the channel ends another pipeline")
+        pipe.stops = channel.stops = True
+        return ""
+
+    def _ch_new(self, p: Payload) -> str:
+        shape = tuple(p["shape"])
+        if 0 in shape:
+            raise Refusal("UsageError", f"ch.new: shape {list(shape)} has an empty extent")
+        words = prod(shape)
+        total = self.table.cell_words + words * (p["capacity"] + 1)
+        if total > self._budget.cell_words:
+            raise over("words of channel cells", total, self._budget.cell_words, "use smaller cells or capacities")
+        if p["seed"] is not None and len(p["seed"]) != words:
+            raise Refusal("UsageError", f"ch.new: the seed has {len(p['seed'])} words, a cell of shape {list(shape)} has {words}")
+        entry = ChannelEntry(p["dtype"], shape, words, p["capacity"], host=p["host"], seeded=p["seed"] is not None)
+        self.table.add("ch.new", p["ch"], entry)
+        self.table.cell_words = total
+        return ""
+
+    def _ch_put(self, p: Payload) -> str:
+        entry = self._written("ch.put", p)
+        held = entry.puts - entry.consumed
+        if held >= entry.capacity:
+            raise Refusal("ChannelFull", f"ch.put: the ring holds {held} of {entry.capacity} cells; await a pass that takes one",
+                          {"capacity": entry.capacity})  # fmt: skip
+        entry.puts += 1
+        return ""
+
+    def _ch_set(self, p: Payload) -> str:
+        entry = self._written("ch.set", p)
+        if entry.puts <= entry.reserved - entry.returned:
+            entry.puts += 1
+        return ""
+
+    def _written(self, op: str, p: Payload) -> ChannelEntry:
+        entry = self.table.get(op, p["ch"], ChannelEntry)
+        if entry.host != "writer":
+            raise Refusal("ChannelError", f"{op}: the channel is not host-written; create it with host=\"writer\"")
+        if len(p["words"]) != entry.cell_words:
+            raise Refusal("ChannelError", f"{op}: {len(p['words'])} words for a cell of {entry.cell_words}")
+        return entry
+
+    def _program(self, p: Payload) -> str:
+        self.table.fresh("program", p["prog"])
+        try:
+            program = Program.parse(p["text"])
+        except ProgramError as error:
+            raise Refusal("ProgramError", str(error)) from None
+        limits = self._limits
+        for name, width in (("logits", limits.vocab), ("hidden", limits.hidden)):
+            got = program.width(name)
+            if got not in (None, width):
+                raise Refusal("ProgramError", f"program: output {name!r} has {got} elements, this model's has {width}")
+        self.table.add("program", p["prog"], ProgramEntry(program))
+        p["program"] = program  # verified here, so the engine need not parse it again
+        return ""
+
+    def _submit(self, p: Payload) -> str:
+        table = self.table
+        if p["pipe"] in self._closed:
+            raise Refusal("PipelineClosed", "submit: the pipeline is closed; make a new one")
+        table.get("submit", p["pipe"], PipeEntry)
+        in_flight = self._submitted - self.settled_passes
+        if in_flight >= self._budget.outstanding:
+            raise over("passes outstanding", in_flight, self._budget.outstanding, "await some first")
+        sets = [table.get("submit", key, SetEntry) for key in p["ws"]]
+        if not sets or len(set(p["ws"])) != len(sets):
+            raise Refusal("InvalidPass", "submit: ws must name at least one working set, each once")
+        p["geo"] = geometry = Geometry.check(**p["geo"])
+        tokens: Any = p["tokens"]
+        if isinstance(tokens, dict):
+            tokens = table.get("submit", tokens["ch"], ChannelEntry)
+        _, counts = check_tokens(tokens, len(sets), self._limits)
+        reads = check_reads(p["reads"], counts, p["prog"] is not None, self._limits)
+        uses = self._channel_uses(p, tokens, sum(map(len, reads)))
+        for key in p["outs"]:
+            table.fresh("submit", key)
+        if len(set(p["outs"])) != len(p["outs"]):
+            raise Refusal("UsageError", "submit: outs names a future twice")
+        # nothing below refuses
+        for entry, takes in uses:
+            entry.reserved += takes
+        for key in p["outs"]:
+            table.add("submit", key, FUTURE)
+        if geometry.mode == "buffered":
+            for held, count in zip(sets, counts, strict=True):
+                if held.buffered is not None:
+                    held.buffered += count
+        self._submitted += 1
+        return ""
+
+    def _channel_uses(self, p: Payload, tokens: Any, rows: int) -> list[tuple[ChannelEntry, int]]:
+        """(host-written channel, cells taken). Refuses what does not fit the program, and a cell that is not there yet."""
+        table = self.table
+        channels = [table.get("submit", key, ChannelEntry) for key in p["chans"]]
+        uses: list[tuple[ChannelEntry, int]] = []
+        if isinstance(tokens, ChannelEntry):
+            uses.append((tokens, 1))
+        program = table.get("submit", p["prog"], ProgramEntry).program if p["prog"] is not None else None
+        wanted = (len(program.chans), len(program.params), len(program.outs)) if program is not None else (0, 0, 0)
+        given = (len(channels), len(p["params"]), len(p["outs"]))
+        if wanted != given:
+            need, got = ("{} channels, {} parameters and {} outputs".format(*counts) for counts in (wanted, given))
+            raise Refusal("InvalidPass", f"submit: the program has {need}; chans, params and outs give {got}")
+        if program is not None:
+            if rows < program.reads:
+                raise Refusal("InvalidPass", f"submit: the program looks at {program.reads} read-outs, the pass has {rows}: read more")
+            for k, (entry, chan, effect) in enumerate(zip(channels, program.chans, program.effects, strict=True)):
+                if (entry.dtype, entry.shape) != (chan.dtype, tuple(chan.shape)):
+                    got = f"{entry.dtype}{list(entry.shape)}"
+                    raise Refusal("InvalidPass", f"submit: chans[{k}] is {got}, the program expects {chan.dtype}{list(chan.shape)}")
+                if effect.uses_cell and (entry.host == "reader" or entry.stops):
+                    raise Refusal("InvalidPass", f"submit: chans[{k}]: a pass cannot take from a channel that the host reads")
+                if effect.puts:
+                    if entry.host == "writer":
+                        raise Refusal("InvalidPass", f"submit: chans[{k}]: a pass cannot put into a host-written channel")
+                    entry.put_by_pass = True
+                if effect.uses_cell:
+                    uses.append((entry, effect.takes))
+        written = [(entry, takes) for entry, takes in uses if entry.host == "writer"]
+        for entry, _ in written:
+            if entry.puts <= entry.reserved - entry.returned:
+                raise Refusal("ChannelEmpty", "submit: every cell put so far into the host-written channel is spoken for: put one first")
+        return written
+
+    def _send(self, p: Payload) -> str:
+        size = len(_dumps(p["value"]))
+        unread = self._sent + size - self.read_bytes
+        if unread > self._budget.unread_bytes:
+            raise over("bytes sent and not read", unread, self._budget.unread_bytes, "the client reads too slowly: send less")
+        if self._sent + size > self._budget.output_bytes:
+            raise over("bytes sent", self._sent + size, self._budget.output_bytes, "send less")
+        self._sent += size
+        p["size"] = size
+        return ""
+
+    # --- futures
+
+    def _ch_take(self, p: Payload) -> str:
+        return self._receive_from("ch.take", p)
+
+    def _ch_read(self, p: Payload) -> str:
+        return self._receive_from("ch.read", p)
+
+    def _receive_from(self, op: str, p: Payload) -> str:
+        if self.table.get(op, p["ch"], ChannelEntry).host != "reader":
+            raise Refusal("ChannelError", f"{op}: the host does not read this channel; create it with host=\"reader\"")
+        return self._future(op, p)
+
+    def _sleep(self, p: Payload) -> str:
+        return self._future("sleep", p)
+
+    def _receive(self, p: Payload) -> str:
+        return self._future("receive", p)
+
+    def _ws_length(self, p: Payload) -> str:
+        self.table.get("ws.length", p["ws"], SetEntry)
+        return self._future("ws.length", p)
