@@ -67,11 +67,13 @@ static inline v128_t simd_reduce_f64(v128_t x, v128_t *quadrant) {
   v128_t n = wasm_f64x2_nearest(wasm_f64x2_mul(x, wasm_f64x2_splat(0.63661977236758134308)));
   v128_t r = wasm_f64x2_sub(x, wasm_f64x2_mul(n, wasm_f64x2_splat(0x1.921fb544p+0)));
   *quadrant = wasm_i32x4_trunc_sat_f64x2_zero(n);
-  return wasm_f64x2_sub(r, wasm_f64x2_mul(n, wasm_f64x2_splat(0x1.0b4611a626331p-34)));
+  r = wasm_f64x2_sub(r, wasm_f64x2_mul(n, wasm_f64x2_splat(0x1.0b4611a626331p-34)));
+  // A huge angle has lost its remainder; the polynomials must still stay in [-1, 1]. NaN passes through.
+  return wasm_f64x2_max(wasm_f64x2_min(r, wasm_f64x2_splat(0.7854)), wasm_f64x2_splat(-0.7854));
 }
 
 // sin and cos (f32) of four f64 angles. |x| <= 1.6e6: within 2 ulp (n * pi/2 is exact there); beyond, the reduction loses
-// bits one by one and from 2^31 quadrants on the value is a bounded but arbitrary number. inf gives NaN.
+// bits one by one and from 2^31 quadrants on the value is a bounded but arbitrary number. inf gives NaN. sin(-0) is +0.
 static inline void simd_sincos_f64(v128_t low, v128_t high, v128_t *sin_out, v128_t *cos_out) {
   v128_t q0, q1, r0 = simd_reduce_f64(low, &q0), r1 = simd_reduce_f64(high, &q1);
   v128_t r = wasm_i32x4_shuffle(wasm_f32x4_demote_f64x2_zero(r0), wasm_f32x4_demote_f64x2_zero(r1), 0, 1, 4, 5);
@@ -87,11 +89,8 @@ static inline void simd_sincos_f64(v128_t low, v128_t high, v128_t *sin_out, v12
   v128_t odd = wasm_i32x4_ne(wasm_v128_and(q, wasm_i32x4_splat(1)), wasm_i32x4_splat(0));
   v128_t neg_s = wasm_i32x4_shl(wasm_v128_and(q, wasm_i32x4_splat(2)), 30);
   v128_t neg_c = wasm_i32x4_shl(wasm_v128_and(wasm_i32x4_add(q, wasm_i32x4_splat(1)), wasm_i32x4_splat(2)), 30);
-  // A lost reduction must not leave [-1, 1]; min/max keep NaN.
-  v128_t one = simd_splat(1.0f), minus = simd_splat(-1.0f);
-  v128_t sv = wasm_v128_xor(wasm_v128_bitselect(c, s, odd), neg_s), cv = wasm_v128_xor(wasm_v128_bitselect(s, c, odd), neg_c);
-  *sin_out = wasm_f32x4_max(wasm_f32x4_min(sv, one), minus);
-  *cos_out = wasm_f32x4_max(wasm_f32x4_min(cv, one), minus);
+  *sin_out = wasm_v128_xor(wasm_v128_bitselect(c, s, odd), neg_s);
+  *cos_out = wasm_v128_xor(wasm_v128_bitselect(s, c, odd), neg_c);
 }
 
 // The same of f32 angles.
