@@ -160,20 +160,19 @@ def _attention(p: Params, adapter: AdapterClass) -> Rule:
         raise TemplateError(f"attention: {heads} heads cannot share {kv_heads} KV heads; heads must be a multiple of kv_heads")
     vec = "array<vec4<f32>>"
     bindings = (_STEP, ("q", "r", vec), ("k_cache", "r", vec), ("v_cache", "r", vec), ("out", "rw", vec))
-    shape = shapes.attention(adapter, head_dim)
+    shape = shapes.attention(adapter, heads, kv_heads, head_dim)
     values = {
         "heads": heads,
         "kv_heads": kv_heads,
         "vecs": head_dim // 4,
         "scale": float_literal(p.number("scale")),
-        "workgroup": shape.workgroup,
-        "step_positions": shape.step_positions,
+        "lanes": shape.lanes,
         "positions": shape.positions,
+        "heads_together": shape.heads_together,
         "slices": shape.slices,
-        "slots": shape.slots,
     }
-    grid = (heads, p.size("bucket"), 1)
-    return Rule(f"attention_{shape.style}.wgsl", bindings, shape.workgroup, grid, shape.iterations(), values)
+    grid = (heads // shape.heads_together, p.size("bucket"), 1)
+    return Rule(f"attention_{shape.style}.wgsl", bindings, shape.lanes, grid, shape.iterations(head_dim // 4), values)
 
 
 def _repack(p: Params, adapter: AdapterClass) -> Rule:

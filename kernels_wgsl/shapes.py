@@ -44,9 +44,8 @@ class LinearShape:
 def linear(adapter: str, fmt: str, m: int, bucket: int) -> LinearShape:
     """The shape for [m, k] weights of `fmt` and at most `bucket` tokens."""
     if adapter == "software":
-        if bucket == 1:
-            return LinearShape("rows", 4, 1, 8)
-        return LinearShape("rows", 4, min(bucket, 4), 8)
+        # Loads are what costs there, and tile_m + tile_t loads serve tile_m * tile_t sums; 8 x 4 is as far as registers go.
+        return LinearShape("rows", 4, 1, 8) if bucket == 1 else LinearShape("rows", 8, min(bucket, 4), 8)
     if bucket <= 4:
         return LinearShape("split", 4, bucket, 64, lanes=16)
     return LinearShape("tile", 8, 1 if bucket <= 8 else 2 if bucket <= 16 else 4, 64)
@@ -54,27 +53,29 @@ def linear(adapter: str, fmt: str, m: int, bucket: int) -> LinearShape:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """`serial`: each lane scores every position and owns `slots` vec4 of the output, `step_positions` positions an iteration.
-    `flash`: lanes score one position each, then sum `slices` interleaved position lists. `positions`: the most one token may see."""
+    """`lanes`: each of `lanes` invocations takes every `lanes`-th position for `heads_together` heads that share K and V.
+    `flash`: 64 invocations score one position each, then sum `slices` interleaved lists. `positions`: the most one token may see."""
 
     style: str
-    workgroup: int
-    step_positions: int
+    lanes: int
     positions: int
-    slices: int
-    slots: int
+    heads_together: int = 1
+    slices: int = 1
 
-    def iterations(self) -> int:
+    def iterations(self, vecs: int) -> int:
         """Loop iterations of one invocation when `positions` are visible."""
-        rounds = -(-self.positions // self.step_positions) + 2
-        if self.style == "serial":
-            return rounds
-        return rounds * (1 + self.step_positions + -(-self.step_positions // self.slices)) + self.slices
+        rounds = -(-self.positions // self.lanes)
+        if self.style == "lanes":
+            return rounds + self.heads_together * (2 * self.lanes + -(-vecs // self.lanes) * (1 + self.lanes))
+        return rounds * (1 + vecs + self.lanes + -(-self.lanes // self.slices)) + self.slices
 
 
-def attention(adapter: str, head_dim: int) -> AttentionShape:
-    """The shape for heads of `head_dim` (a multiple of 4, at most 256)."""
+def attention(adapter: str, heads: int, kv_heads: int, head_dim: int) -> AttentionShape:
+    """The shape for `heads` of `head_dim` (a multiple of 4, at most 256), a multiple of `kv_heads`."""
     vecs = head_dim // 4
     if adapter == "software":
-        return AttentionShape("serial", 8, 4, 131_072, 1, -(-vecs // 8))
-    return AttentionShape("flash", 64, 64, 16_384, max(1, 64 // vecs), 1)
+        group = heads // kv_heads
+        # Sharing loads of K and V pays as long as the accumulators stay few; the sums fit 16 KiB of workgroup memory.
+        together = next(h for h in (4, 3, 2, 1) if group % h == 0 and (h * vecs <= 64 or h == 1))
+        return AttentionShape("lanes", 8, 262_144, heads_together=together)
+    return AttentionShape("flash", 64, 16_384, slices=max(1, 64 // vecs))

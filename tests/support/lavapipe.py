@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +21,8 @@ def lavapipe() -> WebGpuDevice:
     """The one software device of this test process."""
     if not LAVAPIPE.exists():
         raise RuntimeError(f"{LAVAPIPE} is missing: install mesa-vulkan-drivers (make test does, as root)")
-    return open_webgpu_sync(allow_software=True)
+    with ThreadPoolExecutor(1) as thread:  # a loop may be running in this one
+        return thread.submit(open_webgpu_sync, True).result()
 
 
 @lru_cache(maxsize=1)
