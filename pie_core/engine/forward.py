@@ -191,10 +191,15 @@ class Pass:
         for use in self.uses:
             if use.puts:
                 use.channel.settled()
+        self.release_cells()
+        self.sink(self, values, error)
+
+    def release_cells(self) -> None:
+        """Host-written cells of the pass are in a submitted step (or never will be): a `set` that waited may replace them."""
+        for use in self.uses:
             if use.ticket >= 0:
                 use.channel.order.leave(use.ticket)
                 use.ticket = -1
-        self.sink(self, values, error)
 
     def abandon(self, cause: EngineError) -> None:
         """End with `cause` without giving anything back: the whole instance goes."""

@@ -217,6 +217,8 @@ class Engine:
         except Exception as error:  # whatever a runner raises fails this step, not the loop
             self._fail(step, error)
             return
+        for work in step.passes:
+            work.release_cells()
         assert self._loop is not None
         results: Coroutine[Any, Any, bytes | bytearray | memoryview] = handle.results()
         task = self._loop.create_task(results)

@@ -156,6 +156,8 @@ class Scheduler:
             cell = channel.head if use.uses_front else channel.tail
             if channel.poison is not None and (poison := channel.poisoned_at(cell)) is not None:
                 raise poison
+            if use.ticket >= 0 and not channel.order.may_run(use.ticket):
+                return False
             if use.uses_front and not channel.full_for(number):
                 return False
             if use.puts and not use.takes and not channel.room():

@@ -116,9 +116,6 @@ class Step:
                     channel.head += 1
             if use.puts:
                 use.put_cell = channel.produce(number)
-            if use.ticket >= 0:
-                channel.order.leave(use.ticket)
-                use.ticket = -1
         work.final = True
         self.passes.append(work)
         info = work.info

@@ -174,6 +174,8 @@ class FakeRunner:
             if node.name == "output":
                 top = readouts[row + int(node.attrs["index"])]
                 value: Any = [float(k == top) for k in range(size)]
+            elif node.name == "iota":
+                value = list(range(size))
             elif node.name == "param":
                 value = lane[layout.param(int(node.attrs["slot"]))]
             elif node.name in ("take", "read"):

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from pie_core.engine.channel import Channel
 from pie_core.engine.forward import FOLDING, Geometry, PassSpec
 from pie_core.engine.instance import Instance
 from pie_core.engine.loop import Engine
@@ -35,7 +34,7 @@ def argmax(index: int = 0) -> Tensor:
 GREEDY = traced(argmax)
 
 
-def greedy(tokens: Sequence[int] | Sequence[Sequence[int]] | Channel, *sets: WorkingSet, geometry: Geometry = FOLDING, **more: Any) -> PassSpec:
+def greedy(tokens: Any, *sets: WorkingSet, geometry: Geometry = FOLDING, **more: Any) -> PassSpec:
     """A pass that returns the greedy token of its first read-out."""
     return PassSpec(tokens, list(sets), geometry, program=GREEDY.program, params=GREEDY.params, **more)
 
