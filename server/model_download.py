@@ -23,6 +23,7 @@ from typing import IO, Any, Final
 Progress = Callable[[int, int], None]  # bytes so far, bytes in all (0: not known yet)
 
 CHUNK: Final = 1 << 18
+FINDER: str = "pie_server.pip_find"
 TRIES: Final = 4  # connections in a row that bring nothing new
 TIMEOUT: Final = 30.0  # seconds without a byte
 _NO_ACCESS: Final = (401, 403, 407)
@@ -36,24 +37,30 @@ class AccessError(DownloadError):
     """The address answers pip but not us (credentials, certificates); pip itself can still fetch it."""
 
 
-def pip(*arguments: str) -> str:
-    """Run this Python's pip, with the user's own index configuration, and return its output. Raises DownloadError."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+        return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=600)
     except subprocess.TimeoutExpired:
         raise DownloadError("pip did not answer within 600 s; check the network and the index configuration of pip") from None
+
+
+def pip(*arguments: str) -> str:
+    """Run this Python's pip, with the user's own index configuration, and return its output. Raises DownloadError."""
+    done = _python("-m", "pip", "--disable-pip-version-check", "--no-input", *arguments)
     if done.returncode:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["no message"]
         if "No module named pip" in done.stderr:
             raise DownloadError("this Python has no pip; install it with `python -m ensurepip`")
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["it gave no reason"]
         raise DownloadError(f"pip could not find the package: {errors[-1].removeprefix('ERROR: ')}")
     return done.stdout
 
 
 def wheel_url(requirement: str) -> str:
     """The address of the wheel that pip would install for `requirement` (name==version); nothing is installed."""
+    found = _python("-m", FINDER, requirement)
+    if found.returncode == 0 and (lines := found.stdout.split()):
+        return lines[-1]
     options = ("--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--report", "-", "--only-binary", ":all:")
     try:
         report = json.loads(pip("install", *options, requirement))
@@ -74,6 +81,7 @@ def fetch(url: str, part: Path, sha256: str, progress: Progress) -> None:
             _fetch_rest(url, part, progress)
             break
         except urllib.error.HTTPError as error:
+            error.close()
             reason: Exception = error
             if error.code in _NO_ACCESS:
                 raise AccessError(f"the index refuses the download ({error.code} {error.reason})") from None

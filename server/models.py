@@ -131,9 +131,7 @@ def _pull_from_hub(owner: str, repo: str, file: str | None, progress: Progress) 
         raise StoreError(f"the hub's {name!r} has no file {file!r}") from None
     except Exception as error:  # the library lets the errors of whichever HTTP stack it was built on through
         first = str(error).strip().split("\n")[0] or type(error).__name__
-        raise StoreError(
-            f"cannot fetch {name!r} from the model hub ({first}); check the network, or give the path of a .gguf file"
-        ) from None
+        raise StoreError(f"cannot fetch {name!r} from the model hub ({first}); check the network or give a path") from None
     size = path.stat().st_size
     progress(size, size)
     return path
