@@ -1,0 +1,214 @@
+"""The cpu device's kernels alone at SmolLM2-135M shapes, and their sum for one token, against plain int16 products.
+
+The yardstick (bench/yardsticks/int16_products.c) computes the same matrix products in the plainest blocked form in the same run.
+`--context N` sets the positions that attention sees.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pie_server.adapters.cpu_module import open_cpu_device
+
+from bench.report import Report
+from bench.yardsticks.int16_products import HEAD, LAYERS, SHAPES, Int16Products
+from pie_core.codegen import lane_layout
+from pie_core.device.cpu import CpuBuffer, CpuDevice
+from pie_core.device.protocol import NONE, Buffer, EpilogueSpec, KernelSpec, Launch, MapSpec, Plan, Weight
+from pie_core.device.templates import template
+from pie_core.eta import Model, intrinsics, reduce_argmax, trace_epilogue
+from pie_core.eta.program import Node, Program
+
+WIDTH, QKV, FFN, VOCAB = 576, 960, 1536, 49_152
+HEADS, KV_HEADS, HEAD_DIM = 9, 3, 64
+NAMES = ("qkv", "o", "gate_up", "down")
+ROWS = (1, 4, 8, 32, 128)
+RUNS = 5
+BLOCKS = {"q4_1": bytes.fromhex("1f210cac") + bytes(range(16)), "q8_0": bytes.fromhex("1f21") + bytes(range(32))}
+
+
+def yardstick_tokens_per_second() -> float:
+    """Matrix products only: what the plain int16 program reaches for one token on this machine now."""
+    return 1 / Int16Products().token()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel, its launches in one token, and its buffers by binding."""
+
+    name: str
+    spec: KernelSpec
+    times: int
+    buffers: Mapping[str, Buffer]
+    lanes: int = 0
+
+
+class Model135M:
+    """Weights of every layer (distinct bytes in memory, as in decoding) and activations for 128 rows."""
+
+    def __init__(self, device: CpuDevice, context: int) -> None:
+        self.device = device
+        start = time.perf_counter()
+        self.layers = [[self.upload("q4_1", m, k) for m, k in SHAPES] for _ in range(LAYERS)]
+        self.head = self.upload("q8_0", *HEAD)
+        self.upload_s = time.perf_counter() - start
+        self.wide, self.rows = self.zeros(128 * 2 * FFN), self.zeros(128 * FFN)
+        self.logits = self.zeros(VOCAB)
+        self.pages = -(-context // 16)
+        self.context = context
+        self.caches = [self.zeros(self.pages * 16 * KV_HEADS * HEAD_DIM) for _ in range(2)]
+        self.step = device.create_buffer(4 * (16 + 128 * 9 + self.pages), "step")
+        for buffer in (self.wide, self.rows, *self.caches):
+            device.write(buffer, 0, b"\x00\x00\x80\x3e\x00\x00\x40\xbf" * (buffer.size // 8))
+
+    def upload(self, fmt: str, m: int, k: int) -> Weight:
+        """A weight of one repeated block."""
+        rows = [memoryview(BLOCKS[fmt] * (k // 32 * 64))] * (m // 64)
+        return self.device.upload(fmt, m, k, rows)
+
+    def zeros(self, elements: int) -> CpuBuffer:
+        """An f32 buffer."""
+        return self.device.create_buffer(4 * elements, "bench")
+
+    def set_rows(self, n: int) -> None:
+        """A step of n tokens at the last position of one sequence."""
+        first_page = 16 + 9 * n
+        words = [n, n, 1, 16, 16 + 8 * n, first_page, *[0] * 10]
+        for i in range(n):
+            pos = max(self.context - n + i, 0)
+            words += [i, NONE, pos, pos, first_page, 0, 0, 0]
+        words += [*range(n), *range(self.pages)]
+        self.device.write(self.step, 0, b"".join(w.to_bytes(4, "little") for w in words))
+
+    def linear(self, weight: Weight, *, add: bool = False) -> Launch:
+        """One product; the widest buffers serve as input and output."""
+        head = weight.rows == VOCAB
+        kernel = self.device.compile(
+            template("linear", fmt=weight.fmt, m=weight.rows, k=weight.cols, add=add, rows="tokens", bucket=1 if head else 128)
+        )
+        assert weight.scales is not None
+        out = self.logits if head else self.wide
+        return Launch(kernel, {"step": self.step, "x": self.rows, "quants": weight.quants, "scales": weight.scales, "out": out})
+
+    def products(self) -> Plan:
+        """Every product of the layers."""
+        return self.device.compile_plan([self.linear(w, add=i % 2 == 1) for layer in self.layers for i, w in enumerate(layer)])
+
+    def others(self) -> list[Case]:
+        """Every kernel of a decode step that is no product."""
+        d, step, cache = self.device, self.step, {"k_cache": self.caches[0], "v_cache": self.caches[1]}
+        heads = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "bucket": 128}
+        head = self.head
+        assert head.scales is not None
+        embed = {"step": step, "arena": step, "quants": head.quants, "scales": head.scales, "out": self.rows}
+        norm = {"step": step, "x": self.rows, "weight": self.zeros(WIDTH), "out": self.wide}
+        rope = {"step": step, "qkv": self.wide, "freqs": self.zeros(HEAD_DIM), "q": self.rows, **cache}
+        attend = {"step": step, "q": self.rows, **cache, "out": self.wide}
+        lanes = d.create_buffer(256, "lanes")
+        program = greedy()
+        words = lane_layout(program).pack(0, 0, [], [1], [])
+        d.write(lanes, 0, b"".join(w.to_bytes(4, "little") for w in words))
+        results = d.create_buffer(256, "results")
+        pick = {"logits": self.logits, "arena": step, "lanes": lanes, "results": results}
+        gate = {"step": step, "in0": self.wide, "in1": self.wide, "out": self.rows}
+        return [
+            Case("embed", template("embed", fmt="q8_0", vocab=VOCAB, width=WIDTH, bucket=128), 1, embed),
+            Case("rms_norm", template("rms_norm", width=WIDTH, eps=1e-5, rows="tokens", bucket=128), 2 * LAYERS + 1, norm),
+            Case("rope_append", template("rope_append", style="interleaved", **heads), LAYERS, rope),
+            Case("attention", template("attention", scale=0.125, **heads), LAYERS, attend),
+            Case("silu", MapSpec(silu(), FFN, ((2 * FFN, 0), (2 * FFN, FFN)), "tokens", 128), LAYERS, gate),
+            Case("argmax", EpilogueSpec(program), 1, pick, lanes=1),
+        ]
+
+
+def silu() -> Program:
+    """in0 * sigmoid(in0) * in1, as in0 / (1 + exp(-in0)) * in1."""
+    n = (FFN,)
+    one = int.from_bytes(b"\x00\x00\x80\x3f", "little")
+    rows: list[tuple[str, tuple[int, ...], dict[str, int | str], tuple[int, ...]]] = [
+        ("input", (), {"index": 0}, n), ("input", (), {"index": 1}, n), ("neg", (0,), {}, n), ("exp", (2,), {}, n),
+        ("const", (), {"bits": one}, ()), ("add", (3, 4), {}, n), ("div", (0, 5), {}, n), ("mul", (6, 1), {}, n),
+    ]  # fmt: skip
+    return Program("map", [Node(name, args, attrs, "f32", shape) for name, args, attrs, shape in rows], [7]).verify()
+
+
+def greedy() -> Program:
+    """argmax over the vocabulary."""
+    return trace_epilogue(lambda: reduce_argmax(intrinsics.output(0, "logits")), Model(VOCAB, WIDTH)).program
+
+
+async def seconds(device: CpuDevice, plan: Plan, lanes: int, seen: Buffer, runs: int = RUNS) -> float:
+    """Best seconds of one run of the plan with a read-back."""
+    best = float("inf")
+    for _ in range(runs):
+        start = time.perf_counter()
+        plan.run(lanes=lanes)
+        await device.read(seen, 0, 4)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+async def measure(report: Report, device: CpuDevice, context: int) -> None:
+    """Fill the report; device and yardstick alternate, so that both see the same machine."""
+    model, yardstick = Model135M(device, context), Int16Products()
+    weights = sum(w.nbytes for layer in model.layers for w in layer) + model.head.nbytes
+    report.add("weights, MB", weights / 1e6)
+    report.add("upload and repack, MB/s", weights / 1e6 / model.upload_s)
+    products, head = model.products(), device.compile_plan([model.linear(model.head)])
+    bare = await seconds(device, device.compile_plan([]), 0, model.step, 50)
+    report.add("enqueue and read back, us", bare * 1e6)
+
+    model.set_rows(1)
+    token = await seconds(device, products, 0, model.step) + await seconds(device, head, 0, model.step) - 2 * bare
+    plain = yardstick.token()
+    token = min(token, await seconds(device, products, 0, model.step) + await seconds(device, head, 0, model.step) - 2 * bare)
+    report.add("products of one token, ms", token * 1e3)
+    report.add("yardstick: products of one token, ms", plain * 1e3)
+    report.target("products of one token / yardstick", token / plain, "<=", 1.0)
+    for i, name in enumerate(NAMES):
+        plan = device.compile_plan([model.linear(layer[i]) for layer in model.layers])
+        report.add(f"  {name}, ms a token", (await seconds(device, plan, 0, model.step) - bare) * 1e3)
+    report.add("  head, ms a token", (await seconds(device, head, 0, model.step) - bare) * 1e3)
+
+    total = token
+    for case in model.others():
+        plan = device.compile_plan([Launch(device.compile(case.spec), case.buffers)] * 20)
+        spent = (await seconds(device, plan, case.lanes, model.step) - bare) / 20
+        total += spent * case.times
+        report.add(f"{case.name}, us a launch (x{case.times})", spent * 1e6)
+    report.add("sum of kernels for one token, ms", total * 1e3)
+    report.add("kernels only, tok/s", 1 / total)
+
+    for rows in ROWS[1:]:
+        model.set_rows(rows)
+        own = rows / (await seconds(device, products, 0, model.step, 2) - bare)
+        plain = rows / yardstick.layers(rows, 2)
+        report.add(f"layers' products at {rows} rows, tok/s", own)
+        report.add(f"  yardstick at {rows} rows, tok/s", plain)
+        report.target(f"  ratio at {rows} rows", own / plain, ">=", 1.0)
+    for case in model.others():
+        if case.times == LAYERS:
+            plan = device.compile_plan([Launch(device.compile(case.spec), case.buffers)])
+            report.add(f"{case.name} at 128 rows, us a row", (await seconds(device, plan, 0, model.step) - bare) / 128 * 1e6)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run; 0 when the targets hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument("--context", type=int, default=256, help="positions that attention sees")
+    options = parser.parse_args(argv)
+    device = open_cpu_device()
+    report = Report("kernels_cpu", device.info.description)
+    asyncio.run(measure(report, device, options.context))
+    device.close()
+    return report.finish(options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

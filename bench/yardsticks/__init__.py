@@ -1,0 +1,1 @@
+"""Programs that benches measure against, built and run in the same process."""
