@@ -41,7 +41,7 @@ def test_the_client_example(live: LiveServer, monkeypatch: pytest.MonkeyPatch, c
 
 def test_the_curl_example(live: LiveServer) -> None:
     """Sends what the curl command would; curl itself need not be installed."""
-    command = shlex.split(next(block for block in blocks("sh") if block.startswith("curl")))
+    command = shlex.split(next(block for block in blocks("sh") if block.startswith("curl")).replace("\\\n", " "))
     assert [command[0], command[2], command[4]] == ["curl", "-H", "-d"]
     name, _, value = command[3].partition(": ")
     url = command[1].replace("http://127.0.0.1:8080", live.url)
@@ -64,7 +64,7 @@ def test_the_inferlet_example(tmp_path: Path) -> None:
 
 def test_commands_that_the_readme_names_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in set(re.findall(r"\bmake ([a-z]+)", README)):
+    for target in set(re.findall(r"(?:^|`)make ([a-z]+)", README, flags=re.MULTILINE)):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
     for path in set(re.findall(r"`((?:inferlet_sdk|tests|bench|docs|server|pie_core|kernels_w[a-z]+)/[\w./]*)`", README)):
         assert (ROOT / path).exists(), path
