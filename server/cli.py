@@ -201,11 +201,13 @@ def model_remove(name: Annotated[str, typer.Argument(help="A model's name.")]) -
     print(f"removed {name}")
 
 
-def _user_errors() -> tuple[type[Exception], ...]:
-    """The exceptions whose message is a sentence for the user, imported only when something failed."""
+def _for_the_user(error: Exception) -> bool:
+    """Whether `error`'s message is a sentence for the user. The modules that say so are slow to import, so only now."""
+    if isinstance(error, UserError):
+        return True
     from pie_server.service import USER_ERRORS
 
-    return (UserError, *USER_ERRORS)
+    return isinstance(error, USER_ERRORS)
 
 
 def execute(args: Sequence[str] | None = None) -> int:
@@ -223,7 +225,7 @@ def execute(args: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as err:  # the program's last boundary: sort what users can fix from faults of ours
-        if not isinstance(err, _user_errors()):
+        if not _for_the_user(err):
             raise
         _say(f"pie: {one_sentence(str(err))}")
     return 2

@@ -24,7 +24,9 @@ from pie_core.text.tokenizer import TokenizerSpec, tokenizer_spec
 from pie_core.weights import Checkpoint, WeightsError, open_gguf
 
 # What these raise are sentences about files, models and machines that the operator can act on.
-USER_ERRORS: tuple[type[Exception], ...] = (BuildError, CompiledCacheError, DeviceError, PoemError, StoreError, TextError, WeightsError)
+USER_ERRORS: tuple[type[Exception], ...] = (
+    UserError, BuildError, CompiledCacheError, DeviceError, PoemError, StoreError, TextError, WeightsError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

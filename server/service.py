@@ -11,7 +11,7 @@ from typing import Any
 from pie_server.api.backend import InferletError, ModelCard, OnMessage, Progress, Status
 from pie_server.config import DeviceName, Settings
 from pie_server.errors import UserError, one_sentence
-from pie_server.loading import USER_ERRORS, Source, Text, describe, device_facts, load_runner, load_text, open_device, open_source
+from pie_server.loading import USER_ERRORS, Source, describe, device_facts, load_runner, load_text, open_device, open_source
 from pie_server.logs import log, where
 from pie_server.sandbox import Sandbox
 from pie_server.threads import in_thread
@@ -87,7 +87,7 @@ class Service:
         started = time.perf_counter()
         try:
             await self._load()
-        except (UserError, *USER_ERRORS) as err:
+        except USER_ERRORS as err:
             self._fail(one_sentence(str(err)))
         except Exception as err:  # loading's boundary: /health must be able to tell, whatever it was
             log("load_fault", logging.ERROR, error=where(err))
@@ -106,12 +106,16 @@ class Service:
         def bytes_done(done: int, total: int) -> None:
             loop.call_soon_threadsafe(self._progress, "loading weights", done, total)
 
-        parts = [asyncio.create_task(part) for part in (self._load_runner(bytes_done), self._load_sandbox(), self._load_text())]
+        loads = (
+            asyncio.create_task(self._load_runner(bytes_done)),
+            asyncio.create_task(self._load_sandbox()),
+            asyncio.create_task(in_thread(load_text, self._source.checkpoint)),
+        )
         try:
-            runner, self._sandbox, text = await asyncio.gather(*parts)
+            runner, sandbox, text = await asyncio.gather(*loads)
         finally:
-            for part in parts:
-                part.cancel()
+            for load in loads:
+                load.cancel()
         limits = runner.limits
         card = self._card
         self._card = ModelCard(card.name, card.created, card.architecture, min(limits.context, limits.pages * PAGE_TOKENS))
@@ -120,7 +124,7 @@ class Service:
         self._services = Services(facts, text.tokenizer, text.chat)
         self._engine = Engine(runner)
         self._engine.start()
-        await in_thread(self._sandbox.warm)
+        await in_thread(sandbox.warm)
 
     async def _load_runner(self, bytes_done: Callable[[int, int], None]) -> ModelRunner:
         self._progress("opening the device")
@@ -132,10 +136,8 @@ class Service:
 
     async def _load_sandbox(self) -> Sandbox:
         loop = asyncio.get_running_loop()
-        return await in_thread(Sandbox, progress=lambda line: loop.call_soon_threadsafe(self._progress, line))
-
-    async def _load_text(self) -> Text:
-        return await in_thread(load_text, self._source.checkpoint)
+        self._sandbox = await in_thread(Sandbox, progress=lambda line: loop.call_soon_threadsafe(self._progress, line))
+        return self._sandbox
 
     async def run(
         self,
