@@ -52,7 +52,18 @@ PLAIN_FILTERS: Final = (
     "selectattr", "sort", "title", "trim", "unique", "upper",
 )  # fmt: skip
 _WIDE_FIELD: Final = re.compile(r"%[^a-zA-Z%]*(?:\*|\d{4})")
-_cpu_seconds: Final[Callable[[], float]] = getattr(time, "thread_time", time.perf_counter)
+
+
+def _clock() -> Callable[[], float]:
+    """CPU time of the thread, so that a busy machine stops no honest template; wall time where there is none, as in a browser."""
+    try:
+        time.thread_time()
+    except (AttributeError, OSError):
+        return time.perf_counter
+    return time.thread_time
+
+
+_cpu_seconds: Final = _clock()
 
 
 class TemplateError(TextError):

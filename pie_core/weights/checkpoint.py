@@ -86,12 +86,13 @@ class Checkpoint:
         return self._digest
 
     def close(self) -> None:
-        """Unmap the file; safe to call twice. Views that are still in use keep the map alive until they go."""
+        """Unmap the file; metadata stays readable, and calling twice is fine. Row views in use keep the map alive until they go."""
         mapping, self._mapping, self._data = self._mapping, None, memoryview(b"")
         if mapping is not None:
+            self.metadata.detach()
             try:
                 mapping.close()
-            except BufferError:  # a caller or an undecoded metadata array still holds a view; the map goes with the last one
+            except BufferError:  # a caller still holds rows; the map goes with the last of them
                 return
 
     def __enter__(self) -> Checkpoint:

@@ -135,7 +135,7 @@ def _array(cursor: _Cursor, what: str) -> Value:
     start = cursor.at
     if kind == STRING:
         cursor.skip_strings(count, what)
-        return StringArray(cursor.data, start, count)
+        return StringArray(cursor.data[start : cursor.at], count)
     cursor.at += count * size
     return NumberArray(cursor.data[start : cursor.at], NUMBER_CODES[kind])
 

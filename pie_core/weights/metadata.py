@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from pie_core.weights.errors import BadMetadata, MissingKey
@@ -19,15 +19,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StringArray:
-    """`count` length-prefixed strings that start at `start` of `data`; the reader has checked that they lie inside."""
+    """`count` strings in `data`, each after its length (u64); the reader has checked that they fill it exactly."""
 
     data: memoryview
-    start: int
     count: int
 
     def decode(self, key: str) -> list[str]:
         """All strings. Raises BadMetadata when one is not UTF-8."""
-        data, at, out = self.data, self.start, []
+        data, at, out = self.data, 0, []
         try:
             for _ in range(self.count):
                 end = at + 8 + int.from_bytes(data[at : at + 8], "little")
@@ -40,7 +39,7 @@ class StringArray:
 
 @dataclass(frozen=True)
 class NumberArray:
-    """`count` little-endian numbers of struct code `code` in `data`."""
+    """Little-endian numbers of struct code `code` that fill `data`."""
 
     data: memoryview
     code: str
@@ -78,6 +77,12 @@ class Metadata(Mapping[Text, Value]):
 
     def __len__(self) -> Integer:
         return len(self._values)
+
+    def detach(self) -> None:
+        """Copy what undecoded arrays still need, so that the file behind them can be unmapped."""
+        for key, value in self._values.items():
+            if isinstance(value, StringArray | NumberArray):
+                self._values[key] = replace(value, data=memoryview(bytes(value.data)))
 
     def _get(self, key: Text) -> Value:
         if key not in self._values:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pie_server.adapters.tokenizer import HfTokenizer
 
@@ -87,6 +87,7 @@ def test_user_text_never_becomes_a_special_token(tokenizer: HfTokenizer, spec: T
     assert chat.text([user(content)]) == f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["<", "|", "im_", "end", "start", "|>", "<|im_end|>", "<|", ">", " ", "a", "\n"]), max_size=8))
 def test_no_mix_of_fragments_becomes_a_special_token(chat: ChatEncoder, spec: TokenizerSpec, parts: list[str]) -> None:
     ids = chat.encode([{"role": "system", "content": "".join(parts)}, user("".join(reversed(parts)))])

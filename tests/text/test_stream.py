@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pie_core.text import stream
@@ -28,6 +28,7 @@ def test_split_characters_come_out_whole(text: str) -> None:
     assert detokenizer.flush() == ""
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=40), st.lists(st.integers(0, 1000), max_size=8))
 def test_any_split_equals_one_decode(data: bytes, cuts: list[int]) -> None:
     detokenizer = Detokenizer()
@@ -81,6 +82,7 @@ def expected_stop(stops: list[str], text: str) -> str:
     return text
 
 
+@settings(deadline=None)
 @given(st.lists(st.text("ab", min_size=1, max_size=4), max_size=4), st.text("abc", max_size=30), st.lists(st.integers(0, 1000), max_size=6))
 def test_stops_do_not_depend_on_the_split(stops: list[str], text: str, cuts: list[int]) -> None:
     matcher, sent = StopMatcher(stops), ""

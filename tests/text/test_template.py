@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -68,6 +69,13 @@ def test_messages_are_checked_and_not_changed() -> None:
     assert isinstance(messages[0]["content"], list)
     with pytest.raises(MessageError, match=r"messages\[0\].role is missing"):
         render("x", [{"content": "x"}])
+
+
+def test_threads_render_at_once() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content * 3 ~ loop.index }}{% endfor %}")
+    with ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(lambda n: template.render([{"role": "user", "content": str(n)}]), range(200)))
+    assert texts == [f"{n}{n}{n}1" for n in range(200)]
 
 
 DOUBLING = "{% set ns = namespace(x=START) %}{% for i in range(100) %}STEP{% endfor %}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pie_server.adapters.tokenizer import HfTokenizer
 
@@ -59,6 +59,7 @@ NO_TOKEN = "\x04\x06\x13\x14\x16\x1d"
 COVERED = st.characters(codec="utf-8", exclude_characters=NO_TOKEN).filter(lambda character: not 0x40000 <= ord(character) < 0xC0000)
 
 
+@settings(deadline=None)
 @given(st.text(COVERED, max_size=60))
 def test_any_text_comes_back(tokenizer: HfTokenizer, text: str) -> None:
     ids = tokenizer.encode(text)

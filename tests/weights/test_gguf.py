@@ -108,6 +108,16 @@ def test_views_outlive_the_next_chunk_and_close(tmp_path: Path) -> None:
         list(ours.rows(info.name))
 
 
+def test_close_unmaps_the_file_and_keeps_the_metadata(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf")
+    ours = open_gguf(path)
+    assert str(path) in Path("/proc/self/maps").read_text()
+    ours.close()
+    assert str(path) not in Path("/proc/self/maps").read_text()
+    assert len(ours.metadata.strings("tokenizer.ggml.tokens")) == 320
+    assert ours.metadata.integers("tokenizer.ggml.token_type")[:4] == [3, 3, 3, 1]
+
+
 def test_streaming_does_not_keep_a_second_copy(tmp_path: Path) -> None:
     path = tmp_path / "big.gguf"
     rows = 16_384
