@@ -109,7 +109,7 @@ def _failure_table(stop: str) -> tuple[int, ...]:
 def check_messages(messages: object) -> list[dict[str, Any]]:
     """Checked copies of chat messages: role known ("developer" becomes "system"), content a string (parts are joined).
 
-    An assistant message that carries `tool_calls` may have null content, which becomes "". Other fields are kept as they are.
+    An assistant message that carries `tool_calls` may have null content, which becomes "". Other fields are kept, but null ones are left out: clients send back `"tool_calls": null`.
     Raises MessageError with index and field.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
@@ -127,7 +127,7 @@ def _check_message(message: object, index: int) -> dict[str, Any]:
     role = message["role"]
     if role not in ROLES:
         raise MessageError(f"messages[{index}].role is {_short(role)}, it must be one of {', '.join(ROLES)}", index, "role")
-    checked = {key: _check_value(value, index, key, 0) for key, value in message.items() if key != "content"}
+    checked = {key: _check_value(value, index, key, 0) for key, value in message.items() if key != "content" and value is not None}
     checked["role"] = "system" if role == "developer" else role
     checked["content"] = _content(message, index)
     return checked

@@ -148,6 +148,7 @@ def test_good_messages() -> None:
     assert checked[0] == {"role": "system", "content": "d"}
     assert checked[1] == user("ab", name="n")
     assert (checked[2]["content"], checked[2]["tool_calls"]) == ("", call["tool_calls"])
+    assert check_messages([user("x", tool_calls=None, refusal=None)]) == [user("x")]
     assert given_messages[1]["content"] is parts  # the caller's messages are not changed
 
 
