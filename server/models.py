@@ -77,6 +77,8 @@ def pull(name: str = DEFAULT_MODEL, progress: Progress = _silent) -> Path:
     """
     model = MODELS.get(name)
     if model is None:
+        if name.lower().endswith(".gguf") and ":" not in name:
+            raise StoreError(f"{name!r} is a file, so there is nothing to fetch; use its path as the model")
         if hub := _HUB_ID.fullmatch(name):
             return _pull_from_hub(hub[1], hub[2], hub[3], progress)
         raise StoreError(f"unknown model {name!r}; known: {', '.join(MODELS)}, or a hub id such as owner/repo")

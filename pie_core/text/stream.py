@@ -109,7 +109,8 @@ def _failure_table(stop: str) -> tuple[int, ...]:
 def check_messages(messages: object) -> list[dict[str, Any]]:
     """Checked copies of chat messages: role known ("developer" becomes "system"), content a string (parts are joined).
 
-    An assistant message that carries `tool_calls` may have null content, which becomes "". Other fields are kept, but null ones are left out: clients send back `"tool_calls": null`.
+    An assistant message that carries `tool_calls` may have null content, which becomes "". Other fields are kept; null ones are left
+    out, for clients send back `"tool_calls": null`.
     Raises MessageError with index and field.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):

@@ -347,6 +347,11 @@ def test_pull_of_an_unknown_name(name: str, model: PackagedModel) -> None:
         models.pull(name)
 
 
+def test_pull_of_a_path() -> None:
+    with pytest.raises(StoreError, match=r"'dir/x.gguf' is a file, so there is nothing to fetch"):
+        models.pull("dir/x.gguf")
+
+
 def test_list_info_and_remove(direct: Index, tmp_path: Path) -> None:
     path = models.pull("tiny")
     other = tmp_path / "cache" / "models" / "owner--repo"
