@@ -2,7 +2,8 @@
 
 WGSL promises nothing about NaN and infinities (compilers may assume finite maths), so comparisons work on integer keys and special values
 are assembled as bits at run time. exp, log, sin, cos and tanh are polynomials of our own: the built-in ones are too coarse (ln near 1
-decides Gumbel samples).
+decides Gumbel samples). Compilers may also merge `n * a + (n * b + c)` into `n * (a + b) + c` (Mesa does), which destroys a range reduction in
+two parts: a clamp that never bites stands between the parts.
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ HELPERS: dict[str, str] = {
   if (k >= 0xcf800000u) { return 0xffffffffu; }  // 2^32 and up
   return u32(x);
 }""",
+    # f32(x) may round either way; two exact halves and one addition round to nearest.
+    "f_from_i32": "fn f_from_i32(x: i32) -> f32 { return f32(x >> 16u) * 65536.0 + f32(x & 0xffffi); }",
+    "f_from_u32": "fn f_from_u32(x: u32) -> f32 { return f32(x >> 16u) * 65536.0 + f32(x & 0xffffu); }",
     "f_rem": """fn f_rem(a: f32, b: f32) -> f32 {  // the quotient may be off by one: put the remainder back into [0, |b|)
   let d = abs(b);
   let n = abs(a);
@@ -104,7 +108,7 @@ HELPERS: dict[str, str] = {
   let k = f_key(x);
   let t = clamp(x, -87.5, 89.0);
   let n = floor(fma(t, 1.44269504, 0.5));
-  let r = fma(n, 2.12194440e-4, fma(n, -0.693359375, t));
+  let r = fma(n, 2.12194440e-4, clamp(fma(n, -0.693359375, t), -1.0, 1.0));
   var p = fma(r, 1.9875691500e-4, 1.3981999507e-3);
   p = fma(p, r, 8.3334519073e-3);
   p = fma(p, r, 4.1665795894e-2);
@@ -138,7 +142,7 @@ HELPERS: dict[str, str] = {
   p = fma(p, f, 3.3333331174e-1);
   let n = f32(e);
   let y = fma(-0.5, z, fma(n, -2.12194440e-4, p * f * z));
-  var r = bitcast<u32>(fma(n, 0.693359375, f + y));
+  var r = bitcast<u32>(fma(n, 0.693359375, clamp(f + y, -1.0, 1.0)));
   r = select(r, b, b >= 0x7f800000u);  // +inf and NaN stay
   r = select(r, 0x7fc00000u, b > 0x80000000u && b <= 0xff800000u);
   r = select(r, 0xff800000u, (b << 1u) == 0u);
@@ -150,7 +154,8 @@ HELPERS: dict[str, str] = {
 }""",
     "f_reduced": """fn f_reduced(x: f32, j: u32) -> f32 {  // |x| - j pi/4
   let y = f32(j);
-  return fma(y, -3.77489497744594108e-8, fma(y, -2.4187564849853515625e-4, fma(y, -0.78515625, abs(x))));
+  let r = clamp(fma(y, -0.78515625, abs(x)), -16.0, 16.0);
+  return fma(y, -3.77489497744594108e-8, clamp(fma(y, -2.4187564849853515625e-4, r), -2.0, 2.0));
 }""",
     "f_sin_poly": """fn f_sin_poly(r: f32) -> f32 {
   let z = r * r;

@@ -99,10 +99,10 @@ _row("rsqrt", 1, "elementwise", rules.floating, {"f32": "inverseSqrt({0})"},
      "1 / square root.", "rsqrt")  # fmt: skip
 _row("tanh", 1, "elementwise", rules.floating, {"f32": "f_tanh({0})"}, {"f32": "simd_tanh(a)"}, lambda np, a: np.tanh(a),
      "Hyperbolic tangent.", "tanh")  # fmt: skip
-_row("neg", 1, "elementwise", rules.numeric, {"f32": "-{0}", "i32": "0i - {0}", "u32": "0u - {0}"},
+_row("neg", 1, "elementwise", rules.numeric, {"f32": "bitcast<f32>(bitcast<u32>({0}) ^ 0x80000000u)", "i32": "0i - {0}", "u32": "0u - {0}"},
      {"f32": "wasm_f32x4_neg(a)", **_each("wasm_i32x4_neg(a)", "i32", "u32")}, lambda np, a: np.negative(a),
      "-x; integers wrap.", "neg")  # fmt: skip
-_row("abs", 1, "elementwise", rules.numeric, {"f32": "abs({0})", "i32": "select({0}, 0i - {0}, {0} < 0i)", "u32": "{0}"},
+_row("abs", 1, "elementwise", rules.numeric, {"f32": "bitcast<f32>(bitcast<u32>({0}) & 0x7fffffffu)", "i32": "select({0}, 0i - {0}, {0} < 0i)", "u32": "{0}"},
      {"f32": "wasm_f32x4_abs(a)", "i32": "wasm_i32x4_abs(a)", "u32": "a"}, lambda np, a: np.abs(a),
      "Absolute value; the lowest i32 stays.", "absolute")  # fmt: skip
 _row("sign", 1, "elementwise", rules.numeric,
@@ -113,8 +113,8 @@ _row("not", 1, "elementwise", rules.boolean, {"bool": "!{0}"}, {"bool": "wasm_v1
      "Logical not.", "logical_not")  # fmt: skip
 _row("cast", 1, "elementwise", rules.cast,
      {"f32>i32": "f_to_i32({0})", "f32>u32": "f_to_u32({0})", "f32>bool": "(bitcast<u32>({0}) << 1u) != 0u",
-      "i32>f32": "f32({0})", "i32>u32": "bitcast<u32>({0})", "i32>bool": "{0} != 0i",
-      "u32>f32": "f32({0})", "u32>i32": "bitcast<i32>({0})", "u32>bool": "{0} != 0u",
+      "i32>f32": "f_from_i32({0})", "i32>u32": "bitcast<u32>({0})", "i32>bool": "{0} != 0i",
+      "u32>f32": "f_from_u32({0})", "u32>i32": "bitcast<i32>({0})", "u32>bool": "{0} != 0u",
       "bool>f32": "select(0.0, 1.0, {0})", "bool>i32": "select(0i, 1i, {0})", "bool>u32": "select(0u, 1u, {0})",
       **{f"{d}>{d}": "{0}" for d in DTYPES}},
      {"f32>i32": "wasm_i32x4_trunc_sat_f32x4(a)", "f32>u32": "wasm_u32x4_trunc_sat_f32x4(a)",

@@ -212,7 +212,7 @@ def _node(row: Any, index: int, stage: str, nodes: Sequence[Node]) -> Node:
     what = f"op {index} ({name})"
     spec = OPS[name]
     if STAGE_ONLY.get(name, stage) != stage or (stage == "map" and spec.kind in ("reduce", "generator")):
-        raise _fail(f"{what} is not allowed in a {stage} program")
+        raise _fail(f"{what} is not allowed in the {stage} stage")
     args = _list(row[1], 3, f"operands of {what}")
     if len(args) != spec.arity:
         raise _fail(f"{what} takes {spec.arity} operands, got {len(args)}")
