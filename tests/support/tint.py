@@ -85,7 +85,8 @@ async def _selftest() -> None:
         info = DeviceInfo("webgpu", str(adapter["device"]), "Dawn", software=software)
         device = WebGpuDevice(dawn, raw, info)
         await self_test(device)
-        for bucket in device.token_buckets:  # every variant of the linear kernel; the self-test itself runs one
+        # The other variants of the linear kernel; the self-test itself runs that of bucket 4.
+        for bucket in (1, 2) if software else (1, 8, 16, 32):
             variant = SelfTest(device, bucket)
             await variant.linear(variant.step(), "q4_1", q4_1_block(variant.values, 40, 64), add=False)
         print(f"self-test passed, software={software}")
