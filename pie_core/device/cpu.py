@@ -77,7 +77,7 @@ class CpuDevice:
         self._info = DeviceInfo(
             kind="cpu",
             name="cpu",
-            description=module.description,
+            description=f"{module.description}, int16 activations",
             limits={"memory_bytes": memory_limit, "max_buffer_bytes": memory_limit - module.heap_base, "max_tokens": TOKEN_BUCKETS[-1]},
         )
 

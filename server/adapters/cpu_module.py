@@ -73,6 +73,11 @@ class _Wasm:
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
         self.view[address : address + len(data)] = data
 
+    def read(self, address: int, size: int) -> bytes:
+        if address + size > len(self.view):  # a slice would be short without a word
+            raise DeviceError(f"a read of {size} bytes at {address} leaves the module's memory of {len(self.view)} bytes")
+        return bytes(self.view[address : address + size])
+
     def call(self, export: str, arguments: tuple[int, ...]) -> int:
         function = self.functions.get(export)
         if function is None:
@@ -154,9 +159,10 @@ class WasmtimeCpuModule:
         future: asyncio.Future[bytes] = loop.create_future()
 
         def work(wasm: _Wasm) -> None:
-            data = b"" if self._error else bytes(wasm.view[address : address + size])
+            found: list[bytes] = []
+            self._guard("a read", lambda: found.append(wasm.read(address, size)))
             with suppress(RuntimeError):  # that loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(_settle, future, data, self._error)
+                loop.call_soon_threadsafe(_settle, future, found[0] if found else b"", self._error)
 
         self._put(work)
         return future

@@ -56,7 +56,7 @@ async def test_passes_the_self_test(device: CpuDevice) -> None:
 
 async def test_says_what_it_is(device: CpuDevice) -> None:
     assert (device.info.kind, device.info.software) == ("cpu", False)
-    assert "wasmtime" in device.info.description
+    assert "wasmtime" in device.info.description and "int16" in device.info.description
     assert device.info.limits["memory_bytes"] == MEMORY_LIMIT
     assert list(device.token_buckets) == sorted(device.token_buckets)
 
@@ -404,6 +404,16 @@ async def test_a_trap_is_a_lost_device() -> None:
         await module.read(0, 4)
     module.write(0, bytes(1 << 20))  # does not wait for ever
     module.close()
+
+
+async def test_a_read_or_write_outside_of_memory_is_an_error() -> None:
+    for act in ("read", "write"):
+        module = WasmtimeCpuModule(cpu_module().read_bytes())
+        if act == "write":
+            module.write(1 << 31, b"abcd")
+        with pytest.raises(DeviceError, match=f"a {act}"):
+            await module.read(1 << 31, 4)
+        module.close()
 
 
 async def test_an_unknown_export_is_a_lost_device() -> None:
