@@ -7,6 +7,7 @@ not a public interface (this works with 22 to 26), so the caller falls back to t
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 
 def find(requirement: str) -> str:
@@ -15,7 +16,7 @@ def find(requirement: str) -> str:
     from pip._vendor.packaging.requirements import Requirement
 
     wanted = Requirement(requirement)
-    command = create_command("download")
+    command: Any = create_command("download")
     with command.main_context():
         options, _ = command.parse_args(["--quiet", "--no-deps", "--only-binary", ":all:", requirement])
         finder = command._build_package_finder(options=options, session=command.get_default_session(options))
