@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from pie_server.build.locks import build_lock
 from wasmtime import Engine, WasmtimeError
 from wasmtime.component import Component
 
@@ -30,20 +31,22 @@ def load_component(engine: Engine, config: str, wasm: Path, folder: Path, progre
     _own(folder)
     parts = (importlib.metadata.version("wasmtime"), config, _cpu(), hashlib.sha256(data).hexdigest())
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    code = folder / f"{wasm.stem.partition('-')[0]}-{key[:32]}.cwasm"
-    proof = code.with_suffix(".sha256")
-    if _sound(code, proof):
-        try:
-            return Component.deserialize_file(engine, str(code))
-        except WasmtimeError as error:
-            if progress:
-                progress(f"compiled code is not usable here ({str(error).splitlines()[0]}), compiling again")
-    if progress:
-        progress(f"compiling {wasm.name} ({len(data) / 1e6:.1f} MB)")
-    component = Component(engine, data)
-    machine_code = component.serialize()
-    _write(proof, hashlib.sha256(machine_code).hexdigest().encode())
-    _write(code, machine_code)
+    name = f"{wasm.stem.partition('-')[0]}-{key[:32]}"
+    with build_lock(folder / f"{name}.lock"):
+        code = _sound(folder, name)
+        if code is not None:
+            try:
+                return Component.deserialize_file(engine, str(code))
+            except WasmtimeError as error:
+                if progress is not None:
+                    progress(f"compiled code is not usable here ({str(error).splitlines()[0]}), compiling again")
+        if progress is not None:
+            progress(f"compiling {wasm.name} ({len(data) / 1e6:.1f} MB)")
+        component = Component(engine, data)
+        machine_code = component.serialize()
+        digest = hashlib.sha256(machine_code).hexdigest()
+        _write(folder / f"{name}-{digest[:32]}.cwasm", machine_code)
+        _write(folder / f"{name}.sha256", digest.encode())  # last: it names the code file
     return component
 
 
@@ -55,20 +58,26 @@ def _own(folder: Path) -> None:
             return  # the user's profile folder has no other writers
         info = folder.lstat()
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
-            raise CompiledCacheError(f"{folder} is not a folder of the current user, so compiled code in it is not loaded; remove it or set PIE_CACHE.")
+            raise CompiledCacheError(
+                f"{folder} is not a folder of the current user, so compiled code in it is not loaded; remove it or set PIE_CACHE."
+            )
         if info.st_mode & 0o077:
             folder.chmod(0o700)
     except OSError as error:
-        raise CompiledCacheError(f"the folder {folder} for compiled code cannot be used: {error.strerror}; set PIE_CACHE to a writable folder.") from None
+        raise CompiledCacheError(
+            f"the folder {folder} for compiled code cannot be used: {error.strerror}; set PIE_CACHE to a writable folder."
+        ) from None
 
 
-def _sound(code: Path, proof: Path) -> bool:
+def _sound(folder: Path, name: str) -> Path | None:
+    """The code file that was written for `name`, when its bytes are still what was written."""
     try:
-        expected = proof.read_text()
+        digest = (folder / f"{name}.sha256").read_text()
+        code = folder / f"{name}-{digest[:32]}.cwasm"
         with code.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == expected
-    except OSError:
-        return False
+            return code if hashlib.file_digest(file, "sha256").hexdigest() == digest else None
+    except (OSError, ValueError):  # absent, or a damaged digest that is no text
+        return None
 
 
 def _write(path: Path, data: bytes | bytearray) -> None:

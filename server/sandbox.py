@@ -270,7 +270,9 @@ class GuestInstance:
         if self._stop is None:
             used = time.thread_time() - self._step_began
             if used > self.limits.step_cpu_s:
-                self._stop = CpuBudgetExceeded(f"the inferlet ran for {used:.1f} s of CPU time without awaiting; the limit is {self.limits.step_cpu_s:g} s")
+                self._stop = CpuBudgetExceeded(
+                    f"the inferlet ran for {used:.1f} s of CPU time without awaiting; the limit is {self.limits.step_cpu_s:g} s"
+                )
             elif self.cpu_s + used > self.limits.total_cpu_s:
                 self._stop = CpuBudgetExceeded(self._over_total())
         return None if self._stop is None else str(self._stop)
@@ -308,6 +310,8 @@ def _trap(error: WasmtimeError, limits: Limits) -> SandboxError:
         return MemoryLimitExceeded(f"the inferlet needs more than its {limits.memory_bytes >> 20} MiB of memory")
     if "call stack exhausted" in text:
         return GuestTrap("the inferlet nested too deeply and exhausted its stack")
+    if "PyErr_Display" in text or "Py_FatalError" in text or "fatal_error" in text:
+        return GuestTrap("the inferlet's Python runtime failed outside the program, most likely for want of memory")
     if "has not been defined" in last:  # an import that define_unknown_imports_as_traps filled in
         return GuestTrap(f"the inferlet made a system call that it may not make: {last.partition('`')[2].partition('`')[0]}")
     return GuestTrap(f"the inferlet crashed: {last}")

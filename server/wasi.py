@@ -52,7 +52,9 @@ _INTERFACES: dict[str, dict[str, Any]] = {
     "clocks/monotonic-clock": {"now": lambda _store: time.monotonic_ns(), "resolution": lambda _store: 1},
     "clocks/wall-clock": {"now": _wall_clock, "resolution": _resolution},
     "random/random": {"get-random-bytes": _random_bytes, "get-random-u64": lambda _store: int.from_bytes(os.urandom(8), "little")},
-    "random/insecure-seed": {"insecure-seed": lambda _store: (int.from_bytes(os.urandom(8), "little"), int.from_bytes(os.urandom(8), "little"))},
+    "random/insecure-seed": {
+        "insecure-seed": lambda _store: (int.from_bytes(os.urandom(8), "little"), int.from_bytes(os.urandom(8), "little"))
+    },
     "filesystem/preopens": {"get-directories": lambda _store: []},
     "cli/environment": {"get-environment": lambda _store: [], "get-arguments": lambda _store: [], "initial-cwd": lambda _store: None},
 }

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pie_server.build.cpu_module import BuildError, cache_root
+from pie_server.build.locks import build_lock
 
 import inferlet_sdk
 import pie_core
@@ -36,16 +37,20 @@ def python_component(cache: Path | None = None, progress: Progress | None = None
     target = (cache or cache_root()) / "build" / f"python-{_key(version)[:32]}.wasm"
     if not target.is_file():
         try:
-            _build(target, tool, version, progress)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with build_lock(target.with_suffix(".lock")):
+                if not target.is_file():  # another process may have built it meanwhile
+                    _build(target, tool, version, progress)
         except OSError as error:
-            raise BuildError(f"cannot write the Python component under {target.parent}: {error.strerror}; set PIE_CACHE to a writable folder") from error
+            raise BuildError(
+                f"cannot write the Python component under {target.parent}: {error.strerror}; set PIE_CACHE to a writable folder"
+            ) from error
     return target
 
 
 def _build(target: Path, tool: Path, version: str, progress: Progress | None) -> None:
-    if progress:
+    if progress is not None:
         progress(f"building the Python component with {TOOL} {version}")
-    target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="pie-python-", dir=target.parent) as scratch:
         stage = Path(scratch) / "stage"
         for name, source in _sources():
@@ -58,7 +63,7 @@ def _build(target: Path, tool: Path, version: str, progress: Progress | None) ->
         out = Path(scratch) / "out.wasm"
         _componentize(tool, stage, out)
         os.replace(out, target)
-    if progress:
+    if progress is not None:
         progress(f"built the Python component ({target.stat().st_size / 1e6:.1f} MB)")
 
 

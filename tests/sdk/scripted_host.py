@@ -136,7 +136,9 @@ def request(source: str, input: Any = None, name: str = "program.py") -> str:
     return json.dumps({"source": source, "name": name, "input": {} if input is None else input, "model": MODEL, "chat": {"prefix": [9]}})
 
 
-async def drive(guest: Guest, host: ScriptedHost, source: str, input: Any = None, on_pending: Callable[[], None] | None = None) -> dict[str, Any]:
+async def drive(
+    guest: Guest, host: ScriptedHost, source: str, input: Any = None, on_pending: Callable[[], None] | None = None
+) -> dict[str, Any]:
     """Run `source` to its end; the final answer. `on_pending` is called before each resume, to change the host's script."""
     answer = json.loads(await guest.start(request(source, input)))
     deadline = time.monotonic() + 20

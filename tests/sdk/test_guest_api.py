@@ -42,7 +42,9 @@ async def test_the_seed_example(guest: Local, host: ScriptedHost) -> None:
     }  # fmt: skip
     assert len(host.payloads("program")) == 1, "the program's text crosses once"
     assert [op for op, _ in host.calls if op.startswith(("pipe", "ws"))] == ["ws.new", "pipe.new", "pipe.close", "ws.drop"]
-    ids = [i for _, p in host.calls for k in ("pipe", "ws", "prog") if isinstance(i := p.get(k), int)] + [i for s in submits for i in s["outs"]]
+    ids = [i for _, p in host.calls for k in ("pipe", "ws", "prog") if isinstance(i := p.get(k), int)] + [
+        i for s in submits for i in s["outs"]
+    ]
     assert min(ids) >= 1
 
 
@@ -56,7 +58,8 @@ SUBMITS: list[tuple[str, dict[str, Any]]] = [
     ("c = Channel.of([4]); fwd.embed(c); fwd.state([ws])", {"tokens": {"ch": 3}}),
     (f"fwd.embed([1]); fwd.state([ws]); fwd.epilogue({GREEDY})", {"params": []}),
     (
-        "fwd.embed([1]); fwd.state([ws]); c = Channel.counter(5); fwd.epilogue(lambda: gumbel_max(intrinsics.output(0, 'logits') / 0.5, c.take()))",
+        "fwd.embed([1]); fwd.state([ws]); c = Channel.counter(5)\n"
+        "fwd.epilogue(lambda: gumbel_max(intrinsics.output(0, 'logits') / 0.5, c.take()))",
         {"params": [0x3F000000], "chans": [5]},
     ),
 ]
@@ -68,6 +71,10 @@ async def test_submit_payload(guest: Local, host: ScriptedHost, body: str, expec
     [submit] = host.payloads("submit")
     assert {k: submit[k] for k in expected} == expected
     assert set(submit) == {"pipe", "tokens", "ws", "geo", "reads", "prog", "params", "chans", "outs"}
+
+
+def channel(dtype: str, shape: list[int], capacity: int, seed: list[int] | None, host: str | None) -> dict[str, Any]:
+    return {"ch": 3, "dtype": dtype, "shape": shape, "capacity": capacity, "seed": seed, "host": host}
 
 
 HANDLES: list[tuple[str, str, dict[str, Any]]] = [
@@ -83,10 +90,10 @@ HANDLES: list[tuple[str, str, dict[str, Any]]] = [
     ("Channel('i32', (2,), 3).put([1, -1])", "ch.put", {"ch": 3, "words": [1, 0xFFFFFFFF]}),
     ("Channel('f32').set(1.0)", "ch.set", {"ch": 3, "words": [0x3F800000]}),
     ("Channel('bool', (2,)).put([True, False])", "ch.put", {"ch": 3, "words": [1, 0]}),
-    ("Channel('u32', (2,), 3).put([1, 2])", "ch.new", {"ch": 3, "dtype": "u32", "shape": [2], "capacity": 3, "seed": None, "host": "writer"}),
-    ("Channel.counter(7).declare()", "ch.new", {"ch": 3, "dtype": "u32", "shape": [2], "capacity": 1, "seed": [7, 0], "host": None}),
-    ("Channel.of([1.5, 2]).declare()", "ch.new", {"ch": 3, "dtype": "f32", "shape": [2], "capacity": 1, "seed": [0x3FC00000, 0x40000000], "host": None}),
-    ("Channel('i32', host='reader').declare()", "ch.new", {"ch": 3, "dtype": "i32", "shape": [], "capacity": 1, "seed": None, "host": "reader"}),
+    ("Channel('u32', (2,), 3).put([1, 2])", "ch.new", channel("u32", [2], 3, None, "writer")),
+    ("Channel.counter(7).declare()", "ch.new", channel("u32", [2], 1, [7, 0], None)),
+    ("Channel.of([1.5, 2]).declare()", "ch.new", channel("f32", [2], 1, [0x3FC00000, 0x40000000], None)),
+    ("Channel('i32', host='reader').declare()", "ch.new", channel("i32", [], 1, None, "reader")),
     ("send('é')", "send", {"value": "é"}),
     ("send({'a': [1]})", "send", {"value": {"a": [1]}}),
     ("log('x', 1, level='debug')", "log", {"level": "debug", "text": "x 1"}),
@@ -110,10 +117,28 @@ async def test_model_and_chat(guest: Local, host: ScriptedHost) -> None:
 first = chat.prefix()
 first.append(1)
 return [model.name, model.vocab, model.hidden, model.context, model.eos, chat.prefix(), model.encode('A'), model.decode([65]),
-        model.token_bytes(66).decode(), [b.hex() for b in model.token_bytes([1, 2])], chat.user('A'), chat.assistant('B'), chat.cue(), chat.seal(),
+        model.token_bytes(66).decode(),
+        [b.hex() for b in model.token_bytes([1, 2])], chat.user('A'), chat.assistant('B'), chat.cue(), chat.seal(),
         chat.render([{}]), chat.text([{}])]
 """
-    expected = ["scripted", 256, 8, 64, [2, 5], [9], [65], "A", "B", ["01", "02"], [1, 65, 2], [1, 66, 2], [1, 3], [2], [1, 1], "1 messages"]
+    expected = [
+        "scripted",
+        256,
+        8,
+        64,
+        [2, 5],
+        [9],
+        [65],
+        "A",
+        "B",
+        ["01", "02"],
+        [1, 65, 2],
+        [1, 66, 2],
+        [1, 3],
+        [2],
+        [1, 1],
+        "1 messages",
+    ]
     assert await result_of(guest, host, program(body)) == expected
 
 
@@ -149,7 +174,9 @@ def both():
     return reduce_argmax(x), reduce_max(x)
 fwd.embed([1]); fwd.state([ws]); outs = fwd.epilogue(both); pipe.submit(fwd)
 a, b = outs
-one = ForwardPass(); one.embed([1]); one.state([ws]); single = one.epilogue(lambda: (reduce_argmax(intrinsics.output(0, 'logits')),)); pipe.submit(one)
+one = ForwardPass(); one.embed([1]); one.state([ws])
+single = one.epilogue(lambda: (reduce_argmax(intrinsics.output(0, 'logits')),))
+pipe.submit(one)
 return [await b, await a, list(await outs), list(await single), await asyncio.gather(a, b)]
 """
     assert await result_of(guest, host, program(body)) == [0.5, 1, [1, 0.5], [1], [1, 0.5]]
@@ -200,7 +227,9 @@ return await b
 
 
 async def test_typed_errors_of_outputs(guest: Local, host: ScriptedHost) -> None:
-    host.reply = lambda submit, n: [[Fail("PassSkipped", "stopped"), Fail("ContextLengthExceeded", "too long", limit=4), Fail("NewKind", "?")][n]]
+    host.reply = lambda submit, n: [
+        [Fail("PassSkipped", "stopped"), Fail("ContextLengthExceeded", "too long", limit=4), Fail("NewKind", "?")][n]
+    ]
     body = f"""
 from inferlet.errors import ContextLengthExceeded, InferletError, PassSkipped
 seen = []
@@ -330,7 +359,9 @@ FAILURES: list[tuple[str, str, str, int | None]] = [
 
 
 @pytest.mark.parametrize(("source", "kind", "words", "line"), FAILURES, ids=[s.split("\n")[-1] for s, _, _, _ in FAILURES])
-async def test_failures_name_the_authors_line(guest: Local, host: ScriptedHost, source: str, kind: str, words: str, line: int | None) -> None:
+async def test_failures_name_the_authors_line(  # noqa: PLR0917
+    guest: Local, host: ScriptedHost, source: str, kind: str, words: str, line: int | None
+) -> None:
     error = (await drive(guest, host, source))["e"]
     assert (error["type"], error["file"]) == (kind, "program.py")
     assert error["line"] == line or line is None

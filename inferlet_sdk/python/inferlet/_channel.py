@@ -115,7 +115,9 @@ class Channel:
         if self.host is not None:
             raise UsageError(f"Channel.{what}: the program is this channel's {self.host}; a channel has one reader and one writer")
         if self._seed is not None and role == "writer":
-            raise UsageError(f"Channel.{what}: this channel was seeded and belongs to the passes; make another one to write from the program")
+            raise UsageError(
+                f"Channel.{what}: this channel was seeded and belongs to the passes; make another one to write from the program"
+            )
         if self._declared:
             raise UsageError(f"Channel.{what}: passes already use this channel among themselves; make it with host={role!r} to {what} here")
         self.host = role

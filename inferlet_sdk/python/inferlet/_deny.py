@@ -20,7 +20,16 @@ def install() -> None:
     """Replace blocking and ambient calls of the standard library by ones that raise PermissionError."""
     time.sleep = _refuse("time.sleep()", "use `await inferlet.sleep(seconds)`")
     network = "it has no network of its own"
-    for name in ("socket", "create_connection", "create_server", "socketpair", "getaddrinfo", "gethostbyname", "gethostbyname_ex", "getnameinfo"):
+    for name in (
+        "socket",
+        "create_connection",
+        "create_server",
+        "socketpair",
+        "getaddrinfo",
+        "gethostbyname",
+        "gethostbyname_ex",
+        "getnameinfo",
+    ):
         if hasattr(socket, name):
             setattr(socket, name, _refuse(f"socket.{name}()", network))
     threading.Thread.start = _refuse("threading.Thread.start()", "use `asyncio.create_task`")  # type: ignore[method-assign]

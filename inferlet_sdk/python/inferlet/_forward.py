@@ -100,7 +100,9 @@ class ForwardPass:
         self._open("embed", self._tokens)
         if isinstance(tokens, Channel):
             if tokens.dtype not in ("i32", "u32") or len(tokens.shape) > 1:
-                raise UsageError(f"ForwardPass.embed: the channel holds {tokens.dtype}{list(tokens.shape)}; use i32 or u32 of shape () or (n,)")
+                raise UsageError(
+                    f"ForwardPass.embed: the channel holds {tokens.dtype}{list(tokens.shape)}; use i32 or u32 of shape () or (n,)"
+                )
             self._tokens = f'{{"ch":{tokens.declare()}}}'
             self._cell = tokens.shape[0] if tokens.shape else 1
             return
@@ -159,7 +161,9 @@ class ForwardPass:
         sets = len(self._sets)
         if self._cell:
             if self._cell % sets:
-                raise UsageError(f"Pipeline.submit: the channel's cell has {self._cell} tokens, which do not divide among {sets} working sets")
+                raise UsageError(
+                    f"Pipeline.submit: the channel's cell has {self._cell} tokens, which do not divide among {sets} working sets"
+                )
             self._rows = [self._cell // sets] * sets
         elif len(self._rows) != sets:
             raise UsageError(f"Pipeline.submit: {len(self._rows)} token lists for {sets} working sets; give embed one list for each")
@@ -208,7 +212,7 @@ class Pipeline:
         self._closed = False
 
     def submit(self, fwd: ForwardPass) -> None:
-        """Hand the pass over; returns at once. Raises UsageError, ChannelEmpty and the like at this line; the engine's errors come by the outputs."""
+        """Hand the pass over; returns at once. What can be checked now raises here; the engine's errors come by the outputs."""
         if not isinstance(fwd, ForwardPass):
             raise UsageError(f"Pipeline.submit: got {_short(fwd)}; use a ForwardPass")
         if self._closed:
@@ -217,7 +221,7 @@ class Pipeline:
         fwd.accepted()
 
     def stop_when(self, channel: Channel) -> None:
-        """End the pipeline at the first true that a pass puts into `channel` (bool, scalar): later passes are cancelled whole, PassSkipped."""
+        """End the pipeline at the first true that a pass puts into `channel` (bool, scalar); later passes are skipped whole."""
         if not isinstance(channel, Channel) or channel.dtype != "bool" or channel.shape:
             raise UsageError(f"Pipeline.stop_when: channel is {_short(channel)}; use Channel('bool', ())")
         _host.call("pipe.stop_when", f'{{"pipe":{self.id},"ch":{channel.declare()}}}')

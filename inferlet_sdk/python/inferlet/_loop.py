@@ -157,10 +157,14 @@ class StepLoop(asyncio.AbstractEventLoop):
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]  # there is one thread
 
-    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None) -> asyncio.TimerHandle:
+    def call_later(
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
-    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None) -> asyncio.TimerHandle:
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         self._timer_order += 1
         heapq.heappush(self._timers, (when, self._timer_order, handle))

@@ -27,6 +27,7 @@ from .errors import Deadlock, MainMissing, ResultNotJson
 MODULE = "inferlet_main"  # the author's module; not "__main__", so that a local test block does not run
 _MAX_TEXT = 20_000  # characters of a traceback or message that leave the sandbox
 
+_reserve = bytearray(1 << 18)
 _task: asyncio.Task[Any] | None = None
 _file = "inferlet.py"
 
@@ -169,11 +170,23 @@ def _close_lines() -> None:
 
 
 def _failed(error: BaseException) -> str:
+    if isinstance(error, MemoryError):
+        _free(error)
     try:
         _close_lines()
     except Exception as log_error:  # the log's own refusal (its budget) must not hide the author's error
         error.add_note(f"(and the log refused its last line: {log_error})")
     return f'{{"s":"failed","e":{_host.dumps(describe(error))}}}'
+
+
+def _free(error: MemoryError) -> None:
+    """Make room to word a MemoryError: give up the reserve and what the author's frames hold."""
+    _reserve.clear()
+    traceback.clear_frames(error.__traceback__)
+    module = sys.modules.get(MODULE)
+    if module is not None:
+        module.__dict__.clear()
+    gc.collect()
 
 
 def describe(error: BaseException) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class StateGeometry:
 
     @classmethod
     def folding(cls, *, window: int | None = None, sinks: int = 0) -> StateGeometry:
-        """Append the pass's tokens and freeze them. `window` (tokens, None = all) bounds attention; the first `sinks` tokens stay visible."""
+        """Append the pass's tokens and freeze them. `window` (tokens, None: all) bounds attention, the first `sinks` stay visible."""
         return _FOLDING if window is None and not sinks else cls("folding", window, sinks)
 
     @classmethod

@@ -29,16 +29,36 @@ class PipelineClosed(UsageError):
     """A pass was submitted to a pipeline after close()."""
 
 
-class ChannelFull(InferletError):
+class InvalidPass(InferletError):
+    """The host refused a pass: a field, its value and the fix are in the message."""
+
+
+class InvalidState(InferletError):
+    """A handle was used in a state that does not allow it."""
+
+
+class UnsupportedGeometry(InferletError):
+    """An attention geometry that this engine does not run."""
+
+
+class ChannelError(InferletError):
+    """A channel operation that the channel's ends, dtype or shape do not allow."""
+
+
+class ChannelFull(ChannelError):
     """A put found no free cell in the channel's ring."""
 
 
-class ChannelEmpty(InferletError):
-    """A take or read can never be filled by a pass that was submitted."""
+class ChannelEmpty(ChannelError):
+    """A pass needs a cell that was not put, or nothing submitted can ever fill what is taken."""
 
 
 class PassSkipped(InferletError):
-    """The pass was cancelled whole: its pipeline had stopped (`pipe.stop_when`) or was dropped."""
+    """The pass was cancelled whole: its pipeline had stopped (`pipe.stop_when`)."""
+
+
+class PassFailed(InferletError):
+    """The pass itself failed: a NaN row, a token id outside the vocabulary, a device error."""
 
 
 class ContextLengthExceeded(InferletError):
@@ -49,12 +69,20 @@ class OutOfPages(InferletError):
     """The sequence can never fit into the engine's KV pages."""
 
 
-class PassFailed(InferletError):
-    """The pass itself failed: a NaN row, a token id outside the vocabulary, a device error."""
+class ArenaFull(InferletError):
+    """The device memory for channel cells is used up."""
 
 
 class BudgetExceeded(InferletError):
     """One of the inferlet's budgets (handles, outstanding passes, output) is used up."""
+
+
+class EngineLost(InferletError):
+    """The device is gone; no pass can run any more."""
+
+
+class HostError(InferletError):
+    """The host failed on its side."""
 
 
 class ResultNotJson(InferletError, TypeError):
@@ -69,12 +97,14 @@ class Deadlock(InferletError):
     """Everything waits and nothing that is awaited can ever happen."""
 
 
-_BY_NAME: dict[str, type[InferletError]] = {c.__name__: c for c in list(globals().values()) if isinstance(c, type) and issubclass(c, InferletError)}
-__all__ = sorted([*_BY_NAME, "from_wire"])
+_BY_NAME: dict[str, type[InferletError]] = {
+    c.__name__: c for c in list(globals().values()) if isinstance(c, type) and issubclass(c, InferletError)
+}
+__all__ = [*_BY_NAME, "from_wire"]  # noqa: PLE0604  the classes above
 
 
 def from_wire(error: Any) -> InferletError:
-    """The exception for a host's {"type", "message", ...}; a type this SDK does not know becomes a new subclass of InferletError of that name."""
+    """The exception for a host's {"type", "message", ...}; an unknown type becomes a new subclass of InferletError."""
     if not isinstance(error, dict):
         return InferletError(str(error))
     name = str(error.get("type", "InferletError"))

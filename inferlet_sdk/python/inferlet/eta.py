@@ -1,4 +1,4 @@
-"""Forward passes and tensor programs: `from inferlet.eta import ForwardPass, Pipeline, StateGeometry, WorkingSet, Channel, intrinsics, ...`.
+"""Forward passes and tensor programs: `from inferlet.eta import ForwardPass, Pipeline, StateGeometry, WorkingSet, intrinsics, ...`.
 
 The functions for epilogues come from eta's tables; `help(inferlet.eta.softmax)` shows each one's line.
 """
@@ -14,8 +14,8 @@ from ._state import StateGeometry, WorkingSet
 globals().update(FUNCTIONS)
 
 __all__ = [  # noqa: PLE0604  the functions are listed by eta's tables
-    "Channel", "EtaError", "ForwardPass", "Output", "Outputs", "Pipeline", "ProgramError", "StateGeometry", "Tensor", "TraceError", "WorkingSet",
-    "intrinsics", *FUNCTIONS,
+    "Channel", "EtaError", "ForwardPass", "Output", "Outputs", "Pipeline", "ProgramError", "StateGeometry", "Tensor", "TraceError",
+    "WorkingSet", "intrinsics", *FUNCTIONS,
 ]  # fmt: skip
 
 
