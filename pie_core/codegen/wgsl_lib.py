@@ -2,8 +2,8 @@
 
 WGSL promises nothing about NaN and infinities (compilers may assume finite maths), so comparisons work on integer keys and special values
 are assembled as bits at run time. exp, log, sin, cos and tanh are polynomials of our own: the built-in ones are too coarse (ln near 1
-decides Gumbel samples). Compilers may also merge `n * a + (n * b + c)` into `n * (a + b) + c` (Mesa does), which destroys a range reduction in
-two parts: a clamp that never bites stands between the parts.
+decides Gumbel samples). Compilers may also merge `n * a + (n * b + c)` into `n * (a + b) + c` (Mesa does), which destroys a range
+reduction in two parts: a clamp that never bites stands between the parts.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pie_core.eta import FUNCTIONS, Model, Program, ProgramError, intrinsics, trace_epilogue
-from tests.eta.test_trace import Chan
+from tests.eta.test_eta_trace import Chan
 
 OUT = ["output", [], {"index": 0, "name": "logits"}, "f32", [8]]
 MAX = ["reduce_max", [0], {}, "f32", []]

@@ -155,7 +155,8 @@ def test_every_executable_variant_is_covered() -> None:
 def argmax_cases() -> list[Any]:
     nan, inf = np.nan, np.inf
     rows = [
-        [nan] * 40, [nan, -inf] + [nan] * 38, [-inf] * 40, [0.0, -0.0] * 20, [-0.0, 0.0] * 20, [1.0] * 40, list(range(40)), [nan, 5.0, 5.0, nan] * 10,
+        [nan] * 40, [nan, -inf] + [nan] * 38, [-inf] * 40, [0.0, -0.0] * 20, [-0.0, 0.0] * 20, [1.0] * 40, list(range(40)),
+        [nan, 5.0, 5.0, nan] * 10,
         [-inf, nan, inf, inf] * 10, [-3.0, -1.0, -2.0, -1.0] * 10, [1e-40, 2e-40, 2e-40, 0.0] * 10,
     ]  # fmt: skip
     return [np.array(r, np.float32) for r in rows]
@@ -164,7 +165,7 @@ def argmax_cases() -> list[Any]:
 @pytest.mark.parametrize("machine", ["cpu", "lavapipe", "swiftshader"])
 @pytest.mark.parametrize("n", [40, 5000])
 def test_ties_nan_and_infinities(machine: str, n: int) -> None:
-    """Lowest index on ties, never NaN, all-NaN gives 0; max and min ignore NaN. The row is repeated far beyond a chunk and a workgroup."""
+    """Lowest index on ties, never NaN, all-NaN gives 0; max and min ignore NaN. Rows shorter and longer than a chunk."""
     names = ("reduce_argmax", "reduce_max", "reduce_min")
     result = over_cells(lambda x: (*[F[name](x) for name in names], F["reduce_argmax"](-x)), ("f32", (n,)))
     lanes = [Lane(0, result.params, {0: np.resize(row, n)}) for row in argmax_cases()]

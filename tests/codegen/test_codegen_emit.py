@@ -1,0 +1,150 @@
+"""What emission promises without running: layouts, golden WGSL, iteration bounds, size caps, opcodes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pie_core.codegen import emit_epilogue_cpu, emit_epilogue_wgsl, lane_layout
+from pie_core.codegen.cpu_source import FIXED, opcodes, vm_ops_header
+from pie_core.codegen.wgsl import MAX_ITERATIONS
+from pie_core.codegen.wgsl_lib import HELPERS, helpers_for
+from pie_core.eta import OPS, Program, ProgramError, intrinsics
+from pie_core.eta.ops import Fold
+from tests.codegen.author import Chan, F, counter, greedy, traced
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def test_lane_layout_positions() -> None:
+    rng, best = counter(), Chan("i32", (3,))
+
+    def fn() -> Any:
+        token = F["gumbel_max"](intrinsics.output(0) / 0.7, rng.take())
+        best.put(F["broadcast"](token, 3))
+        return token, intrinsics.output(0) * 2.0
+
+    layout = lane_layout(traced(fn, 50).program)
+    assert (layout.words, layout.channels, layout.outs, layout.params) == (12, 2, 2, 2)
+    assert (layout.take(0), layout.put(0), layout.copy(0), layout.take(1), layout.out(0), layout.out(1), layout.param(1)) == (
+        2,
+        3,
+        4,
+        5,
+        8,
+        9,
+        11,
+    )
+    assert layout.cell_sizes == (2, 3) and layout.out_sizes == (1, 50) and layout.results_words == 52
+    assert layout.pack(1, 2, [(3, 4, 5), (6, 7, 8)], [9, 10], [11, 12]) == list(range(1, 13))
+    for wrong in ([(3, 4, 5)], [9, 10], [11, 12]), ([(3, 4, 5)] * 2, [9], [11, 12]), ([(3, 4, 5)] * 2, [9, 10], []):
+        with pytest.raises(ValueError, match="2 channels, 2 outputs and 2 params"):
+            layout.pack(1, 2, *wrong)
+
+
+def gumbel() -> Any:
+    rng = counter()
+    return lambda: F["gumbel_max"](intrinsics.output(0) / 0.7, rng.take())
+
+
+@pytest.mark.parametrize(("name", "fn"), [("greedy", greedy), ("gumbel", gumbel())])
+def test_golden_wgsl(name: str, fn: Any) -> None:
+    """The text itself: a change of the emitter shows as a diff. To accept one, write the new text over the file it names."""
+    kernel = emit_epilogue_wgsl(traced(fn, 49152, 576).program)
+    assert kernel.source == (GOLDEN / f"{name}.wgsl").read_text()
+    assert kernel.iterations == 192 + (name == "gumbel") + 30 and kernel.workgroup == 256 and kernel.grid == (0, 1, 1)
+    want = [("logits", "r"), ("arena", "rw"), ("lanes", "r"), ("results", "rw")]
+    assert kernel.bindings == tuple(b for b in want if name == "gumbel" or b[0] != "arena")
+
+
+def test_emission_is_deterministic() -> None:
+    program = traced(gumbel(), 500).program
+    again = Program.parse(program.text)
+    assert emit_epilogue_wgsl(program) == emit_epilogue_wgsl(again) and emit_epilogue_cpu(program) == emit_epilogue_cpu(again)
+
+
+def chain(n: int, width: int) -> Program:
+    ops: list[Any] = [["output", [], {"index": 0, "name": "logits"}, "f32", [width]]]
+    for i in range(n):
+        ops.append(["reduce_max", [0 if i == 0 else len(ops) - 1], {}, "f32", []])
+        ops.append(["sub", [0, len(ops) - 1], {}, "f32", [width]])
+    text = {"chans": [], "ops": ops, "outs": [len(ops) - 1], "params": [], "stage": "epilogue", "v": 1}
+    return Program.parse(json.dumps(text))
+
+
+def test_iterations_are_bounded() -> None:
+    kernel = emit_epilogue_wgsl(chain(64, 200_000))
+    stated = sum(int(n) for n in re.findall(r"(?:at most )?(\d+) iterations$", kernel.source, re.MULTILINE))
+    assert stated == kernel.iterations <= MAX_ITERATIONS, "the bound is the sum of what the loops state"
+    with pytest.raises(ProgramError, match=r"would run \d+ loop iterations an invocation, the bound is 60000"):
+        emit_epilogue_wgsl(chain(64, 262_144))
+
+
+def test_fused_code_cannot_explode() -> None:
+    """Each of 60 dependent reductions needs a long chain again: refused before anything large is made."""
+    ops: list[Any] = [["output", [], {"index": 0, "name": "logits"}, "f32", [64]]]
+    for _ in range(60):
+        ops.append(["reduce_max", [len(ops) - 1], {}, "f32", []])
+        for _ in range(15):
+            ops.append(["sub", [max(0, len(ops) - 2), len(ops) - 1] if len(ops[-1][4]) == 0 else [len(ops) - 1, 0], {}, "f32", [64]])
+    program = Program.parse(json.dumps({"chans": [], "ops": ops, "outs": [len(ops) - 1], "params": [], "stage": "epilogue", "v": 1}))
+    for emit in (emit_epilogue_wgsl, emit_epilogue_cpu):
+        with pytest.raises(ProgramError, match="more than 8192 ops"):
+            emit(program)
+
+
+def test_scratch_is_capped_and_temps_are_reused() -> None:
+    def wide(n: int) -> Program:
+        """n vectors alive at once."""
+
+        def fn() -> Any:
+            x = intrinsics.output(0)
+            parts = [x * float(k) for k in range(n)]
+            while len(parts) > 1:
+                parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
+            return F["reduce_sum"](parts[0])
+
+        return traced(fn, 5000).program
+
+    def deep() -> Any:
+        x = intrinsics.output(0)
+        for _ in range(200):
+            x = -F["exp"](x)
+        return F["reduce_max"](x)
+
+    assert emit_epilogue_cpu(traced(deep, 5000).program).scratch_bytes < 2 * 4096 + 1024, "a chain needs one temp"
+    assert emit_epilogue_cpu(wide(128)).scratch_bytes <= 1 << 20
+    with pytest.raises(ProgramError, match="bytes of scratch on the cpu device, the cap is 1048576"):
+        emit_epilogue_cpu(wide(256))
+
+
+def test_bad_workgroups_are_refused() -> None:
+    for workgroup in (0, 24, 512):
+        with pytest.raises(ValueError, match="multiple of 16 from 16 to 256"):
+            emit_epilogue_wgsl(traced(greedy).program, workgroup)
+
+
+def test_the_header_holds_each_opcode_once() -> None:
+    table, header = opcodes(), vm_ops_header()
+    assert sorted(table.values()) == list(range(len(table)))
+    functions = re.search(r"VM_FUNCTIONS\[\] = \{(.*?)\}", header, re.DOTALL)
+    assert functions is not None
+    names = [n.strip() for n in functions[1].split(",") if n.strip()]
+    assert len(names) == len(table) and names[: len(FIXED)] == [f"vm_{n}" for n in FIXED]
+    for (name, key), code in table.items():
+        part = name.partition(".")[2]
+        if code >= len(FIXED):
+            assert names[code].endswith(part or str(code)), (name, key)
+
+
+def test_every_helper_is_used_and_every_call_has_one() -> None:
+    texts = []
+    for row in OPS.values():
+        for code in row.wgsl.values():
+            texts += [code.lift, code.join, code.final] if isinstance(code, Fold) else [code]
+    body = "\n".join([*texts, "f_nan(x)", "rng_seed(k, c)"])
+    assert set(re.findall(r"^fn (\w+)", helpers_for(body), re.MULTILINE)) == set(HELPERS)
