@@ -12,15 +12,19 @@ INLINE float load_f16(const uint8_t *p) {
   return f16_to_f32(half);
 }
 
+// Eight bytes e0 .. e7 of nibbles -> in the low four of each half: e0 | e4 << 4, e1 | e5 << 4, …
+INLINE v128_t join_nibbles(v128_t nibbles) { return wasm_v128_or(nibbles, wasm_u64x2_shr(nibbles, 28)); }
+
 static void repack_q4_1(const uint8_t *src, uint32_t blocks, uint32_t lane, uint8_t *w, float *s) {
   w += 8 * (lane / 2) + 4 * (lane % 2), s += lane;
   for (uint32_t b = 0; b < blocks; b++, src += Q4_1_BYTES, w += Q4_GROUP_BYTES, s += Q4_SCALE_FLOATS) {
-    s[0] = load_f16(src), s[4] = load_f16(src + 2);
-    for (int c = 0; c < 4; c++) {
-      const uint8_t *q = src + 4 + 8 * (c % 2);
-      int shift = c < 2 ? 0 : 4;
-      for (int i = 0; i < 4; i++) w[16 * c + i] = (uint8_t)((q[i] >> shift & 15) | (q[4 + i] >> shift & 15) << 4);
-    }
+    v128_t scales = f16x4_to_f32x4(wasm_v128_load32_zero(src)), q = wasm_v128_load(src + 4);
+    v128_t low = join_nibbles(wasm_v128_and(q, wasm_u8x16_splat(15))), high = join_nibbles(wasm_u8x16_shr(q, 4));
+    s[0] = wasm_f32x4_extract_lane(scales, 0), s[4] = wasm_f32x4_extract_lane(scales, 1);
+    wasm_v128_store32_lane(w, low, 0);
+    wasm_v128_store32_lane(w + 16, low, 2);
+    wasm_v128_store32_lane(w + 32, high, 0);
+    wasm_v128_store32_lane(w + 48, high, 2);
   }
 }
 
