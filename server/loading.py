@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +70,8 @@ def open_source(model: str | None, poem: Path | None) -> Source:
 async def open_device(wanted: DeviceName) -> Device:
     """The device of that name; `auto` is a real GPU where there is one, else the cpu. Raises DeviceError and BuildError."""
     if wanted != "cpu":
+        # Without a desktop session (a container, a service) graphics libraries complain on stderr for every driver they try.
+        os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
         from pie_server.adapters.wgpu_native import open_webgpu
 
         try:

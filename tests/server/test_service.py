@@ -1,0 +1,171 @@
+"""The service over a tiny model on the cpu device: life, messages, cancellation, failures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pie_server.api.backend import InferletError
+from pie_server.config import Settings
+from pie_server.errors import UserError
+from pie_server.service import Service
+from tiny_gguf import write_tiny_gguf
+
+LOOP = """
+from inferlet import model, send
+from inferlet.eta import ForwardPass, Pipeline, StateGeometry, WorkingSet, intrinsics, reduce_argmax
+
+async def main(input):
+    ws, pipe, tokens = WorkingSet(), Pipeline(), model.encode("hello world")
+    for i in range(input["n"]):
+        fwd = ForwardPass()
+        fwd.embed(tokens)
+        fwd.state([ws], StateGeometry.folding())
+        out = fwd.epilogue(lambda: reduce_argmax(intrinsics.output(0, "logits")))
+        pipe.submit(fwd)
+        tokens = [await out]
+        send(i)
+    return {"n": input["n"]}
+"""
+
+
+@pytest.fixture
+async def service(tiny_model: Path) -> AsyncIterator[Service]:
+    service = Service.from_settings(Settings(model=str(tiny_model), device="cpu", kv_pool_mb=4))
+    await service.load()
+    assert service.status.state == "ready", service.status.error
+    yield service
+    await service.close()
+    await service.close()
+
+
+def assert_nothing_held(service: Service) -> None:
+    stats = service.stats()
+    assert {name: stats[name] for name in ("pages_used", "arena_words_used", "instances")} == {
+        "pages_used": 0, "arena_words_used": 0, "instances": 0,
+    }  # fmt: skip
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_messages_come_in_order_to_a_slow_reader(service: Service) -> None:
+    seen = []
+
+    async def slow(message: Any) -> None:
+        await asyncio.sleep(0.002)
+        seen.append(message)
+
+    assert await service.run(LOOP, "loop.py", {"n": 12}, slow) == {"n": 12}
+    assert seen == list(range(12))
+    assert_nothing_held(service)
+    assert service.stats()["steps_total"] >= 12
+
+
+async def test_many_at_once(service: Service) -> None:
+    results = await asyncio.gather(*(service.run(LOOP, "loop.py", {"n": n}) for n in range(1, 9)))
+    assert results == [{"n": n} for n in range(1, 9)]
+    assert_nothing_held(service)
+
+
+async def test_cancelling_frees_everything_at_any_moment(service: Service) -> None:
+    for messages in (0, 1, 5):
+        seen: list[Any] = []
+
+        async def note(message: Any, seen: list[Any] = seen) -> None:
+            seen.append(message)
+
+        task = asyncio.create_task(service.run(LOOP, "loop.py", {"n": 400}, note))
+        await asyncio.sleep(0)
+        await until(lambda seen=seen, messages=messages: len(seen) >= messages)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert_nothing_held(service)
+        assert len(seen) < 400
+
+
+async def test_a_reader_that_fails_ends_the_inferlet(service: Service) -> None:
+    async def gone(message: Any) -> None:
+        raise ConnectionResetError("the client left")
+
+    with pytest.raises(ConnectionResetError):
+        await service.run(LOOP, "loop.py", {"n": 400}, gone)
+    assert_nothing_held(service)
+
+
+async def test_the_authors_error_has_its_place(service: Service) -> None:
+    with pytest.raises(InferletError) as caught:
+        await service.run("def main(input):\n    return input['x']\n", "mine.py", {})
+    error = caught.value
+    assert (error.kind, error.message, error.file, error.line) == ("KeyError", "'x'", "mine.py", 2)
+    assert str(error) == "KeyError: 'x' (mine.py, line 2)"
+    assert_nothing_held(service)
+
+
+async def test_logs_go_to_the_one_who_asked(service: Service) -> None:
+    lines = []
+    await service.run(
+        "def main(input):\n    print('a')\n    return {}\n", "mine.py", {}, on_log=lambda level, text: lines.append((level, text))
+    )
+    assert lines == [("info", "a")]
+
+
+async def test_before_loading_and_after_closing_there_is_no_model(tiny_model: Path) -> None:
+    service = Service.from_settings(Settings(model=str(tiny_model), device="cpu", kv_pool_mb=1))
+    for _ in range(2):
+        with pytest.raises(UserError, match="not loaded"):
+            await service.run(LOOP, "loop.py", {"n": 1})
+        assert service.stats() == {}
+        await service.close()
+
+
+async def test_a_pool_over_the_devices_memory_fails_the_load_with_a_sentence(tiny_model: Path) -> None:
+    service = Service.from_settings(Settings(model=str(tiny_model), device="cpu", kv_pool_mb=100_000))
+    await service.load()
+    assert service.status.state == "failed"
+    assert service.status.error is not None and "\n" not in service.status.error
+    await service.close()
+
+
+async def test_closing_while_loading_does_not_wait(tiny_model: Path) -> None:
+    service = Service.from_settings(Settings(model=str(tiny_model), device="cpu", kv_pool_mb=4))
+    loading = asyncio.create_task(service.load())
+    await until(lambda: service.status.progress.stage != "starting")
+    loading.cancel()
+    async with asyncio.timeout(5):
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        await service.close()
+
+
+async def test_the_pool_bounds_the_context_that_inferlets_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "long.gguf"
+    write_tiny_gguf(path, context=100_000)
+    service = Service.from_settings(Settings(model=str(path), device="cpu", kv_pool_mb=1))
+    await service.load()
+    source = "from inferlet import model\ndef main(input):\n    return model.context\n"
+    context = await service.run(source, "context.py", {})
+    assert context == service.card.context == service.stats()["pages_free"] * 16 < 100_000
+    await service.close()
+
+
+def test_progress_is_told_stage_by_stage(tiny_model: Path) -> None:
+    stages = []
+    settings = Settings(model=str(tiny_model), device="cpu", kv_pool_mb=4)
+    service = Service.from_settings(settings, on_progress=lambda progress: stages.append((progress.stage, progress.done, progress.total)))
+
+    async def main() -> None:
+        await service.load()
+        await service.close()
+
+    asyncio.run(main())
+    assert stages[0][0] == "opening the device"
+    weights = [(done, total) for stage, done, total in stages if stage == "loading weights" and total]
+    assert weights and weights[-1][0] == weights[-1][1]
