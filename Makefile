@@ -60,7 +60,7 @@ $(BIN)/python:
 
 define install
 	@echo "installing $(EXTRAS)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$(EXTRAS)]" || \
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e ".[$(EXTRAS)]" || \
 	  { echo "make: pip could not install .[$(EXTRAS)]; check the network and pip's index settings (pip config list)" >&2; exit 1; }
 	@touch $@
 endef

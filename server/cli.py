@@ -7,12 +7,16 @@ import json
 import os
 import sys
 from collections.abc import Coroutine, Sequence
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from pie_server.cli_input import parse_pairs, read_input_file, read_source
 from pie_server.errors import UserError, one_sentence
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 Device = Literal["auto", "cpu", "webgpu"]
 ModelOption = Annotated[str | None, typer.Option(help="A model's name (`pie model list`) or the path of a .gguf file.", show_default=False)]
@@ -20,9 +24,22 @@ DeviceOption = Annotated[Device | None, typer.Option(help="auto takes a real GPU
 PoemOption = Annotated[Path | None, typer.Option(help="A model file of your own in place of the built-in one; it runs with your rights.")]
 PoolOption = Annotated[int | None, typer.Option(help="MB of KV cache on the device.", show_default=False)]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Pie: an LLM engine that you program.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 model_app = typer.Typer(no_args_is_help=True, help="Fetch, list and remove models.")
 app.add_typer(model_app, name="model")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"pie {version('pie-webgpu')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)] = False,
+) -> None:
+    """Pie: an LLM engine that you program."""
 
 
 def _say(text: str) -> None:
@@ -168,10 +185,20 @@ def model_pull(name: Annotated[str | None, typer.Argument(help="A model's name; 
     """Fetch a model; an interrupted download goes on where it stopped."""
     from pie_server import models
 
-    bar = _Bar()
-    path = models.pull(name or models.DEFAULT_MODEL, lambda done, total: bar.show(f"{done / 1e6:.1f} MB", done, total))
-    bar.clear()
+    name = name or models.DEFAULT_MODEL
+    with _download_bar() as bar:
+        task = bar.add_task(name, total=None)
+        path = models.pull(name, lambda done, total: bar.update(task, completed=done, total=total))
     print(path)
+
+
+def _download_bar() -> Progress:
+    """Bytes, rate and remaining time on a terminal; nothing where stderr is none."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
 
 
 @model_app.command("list")
@@ -218,7 +245,9 @@ def execute(args: Sequence[str] | None = None) -> int:
     except typer.Exit as err:
         return err.exit_code
     except typer.TyperException as err:
-        _say(f"pie: {one_sentence(err.format_message())}")
+        message = one_sentence(err.format_message())
+        if message:  # empty after the help that a bare `pie` prints
+            _say(f"pie: {message}")
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BrokenPipeError:  # the reader of our output went away; nothing is left to be told

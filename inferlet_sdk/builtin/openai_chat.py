@@ -153,8 +153,10 @@ async def main(input: dict) -> dict:
                 for choice, ws, pipe in zip(choices, sets, pipes, strict=True)
             )
         )
-    except (ContextLengthExceeded, OutOfPages) as error:
+    except ContextLengthExceeded as error:
         return refusal(str(error))
+    except OutOfPages as error:  # others hold the pages: the request itself may fit later
+        return {"status": 503, "error": {"message": str(error), "type": "server_error", "param": None, "code": "kv_cache_full"}}
 
     generated = sum(choice.tokens for choice in choices)
     usage = {"prompt_tokens": len(prompt), "completion_tokens": generated, "total_tokens": len(prompt) + generated}

@@ -19,7 +19,7 @@ from pie_server.middleware import LOG_FIELDS, REQUEST_ID
 # Failures that an inferlet may leave to us, as (status, code); any other is a 500.
 _STATUS = {
     "ContextLengthExceeded": (400, "context_length_exceeded"),
-    "OutOfPages": (400, "context_length_exceeded"),
+    "OutOfPages": (503, "kv_cache_full"),
     "EngineLost": (503, "engine_lost"),
     "EngineStopped": (503, "shutting_down"),
 }

@@ -148,6 +148,18 @@ def test_help_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--model" in capsys.readouterr().out
 
 
+def test_a_bare_pie_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute([]) == 2
+    captured = capsys.readouterr()
+    assert "serve" in captured.out
+    assert captured.err == ""
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("pie 0.")
+
+
 def test_model_info_of_a_path(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["model", "info", str(tiny_model)]) == 0
     out = capsys.readouterr().out
