@@ -6,7 +6,8 @@
 #include "device.h"
 #include "simd_math.h"
 
-#define HEADS 4  // heads of one group per pass
+#define HEADS 4     // heads of one group per pass
+#define MIX_ROWS 64  // rows of V mixed at a time: with 64 columns they fill half of a small first-level cache
 
 // Byte offset of the K (and V) row of every visible position, ascending. False when a page, slot or position is out of range: the row is a fault of the caller and becomes NaN.
 static int visible_rows(const uint32_t *token, RowRange range, uint32_t step_words, uint32_t slots, uint32_t row_bytes, uint32_t *offsets,
@@ -25,38 +26,45 @@ static int visible_rows(const uint32_t *token, RowRange range, uint32_t step_wor
   return 1;
 }
 
+// Dot products of H heads with P rows of K: one vector of partial sums each, columns ascending.
+INLINE void dots(const int H, const int P, const float *q, uint32_t dim, float scale, const uint8_t *k, const uint32_t *offsets, float *out,
+                 uint32_t stride) {
+  const float *row[2];
+  v128_t sum[HEADS][2];
+  for (int p = 0; p < P; p++) row[p] = (const float *)(k + offsets[p]);
+  for (int h = 0; h < H; h++) {
+    for (int p = 0; p < P; p++) sum[h][p] = wasm_f32x4_splat(0.0f);
+  }
+#pragma clang loop unroll(disable)
+  for (uint32_t d = 0; d < dim; d += 4) {
+    v128_t key[2];
+    for (int p = 0; p < P; p++) key[p] = wasm_v128_load(row[p] + d);
+    for (int h = 0; h < H; h++) {
+      v128_t query = wasm_v128_load(q + h * dim + d);
+      for (int p = 0; p < P; p++) sum[h][p] = wasm_f32x4_add(sum[h][p], wasm_f32x4_mul(key[p], query));
+    }
+  }
+  for (int h = 0; h < H; h++) {
+    for (int p = 0; p < P; p++) out[h * stride + p] = scale * hsum(sum[h][p]);
+  }
+}
+
 // scores[h][i] = scale * q[h] . K[i], padded to a multiple of four with -inf.
 INLINE void scores(const int H, const float *q, uint32_t dim, float scale, const uint8_t *k, const uint32_t *offsets, uint32_t n, float *out,
                    uint32_t stride) {
-  for (uint32_t i = 0; i < n; i++) {
-    const float *row = (const float *)(k + offsets[i]);
-    v128_t even[HEADS], odd[HEADS];
-    for (int h = 0; h < H; h++) even[h] = odd[h] = wasm_f32x4_splat(0.0f);
-    uint32_t d = 0;
-#pragma clang loop unroll(disable)
-    for (; d + 8 <= dim; d += 8) {
-      v128_t k0 = wasm_v128_load(row + d), k1 = wasm_v128_load(row + d + 4);
-      for (int h = 0; h < H; h++) {
-        const float *qh = q + h * dim + d;
-        even[h] = wasm_f32x4_add(even[h], wasm_f32x4_mul(k0, wasm_v128_load(qh)));
-        odd[h] = wasm_f32x4_add(odd[h], wasm_f32x4_mul(k1, wasm_v128_load(qh + 4)));
-      }
-    }
-    if (d < dim) {
-      v128_t k0 = wasm_v128_load(row + d);
-      for (int h = 0; h < H; h++) even[h] = wasm_f32x4_add(even[h], wasm_f32x4_mul(k0, wasm_v128_load(q + h * dim + d)));
-    }
-    for (int h = 0; h < H; h++) out[h * stride + i] = scale * hsum(wasm_f32x4_add(even[h], odd[h]));
-  }
+  uint32_t i = 0;
+  for (; i + 2 <= n; i += 2) dots(H, 2, q, dim, scale, k, offsets + i, out + i, stride);
+  if (i < n) dots(H, 1, q, dim, scale, k, offsets + i, out + i, stride);
   for (int h = 0; h < H; h++) fill_f32(out + h * stride + n, stride - n, -__builtin_inff());
 }
 
-// Exponentiates in place and returns 1 / sum. A NaN score reaches the sum.
+// Exponentiates in place and returns 1 / sum. The maximum may miss a NaN score (pmax is one instruction, max takes several),
+// but its exponential reaches the sum.
 static float softmax(float *s, uint32_t n) {
   v128_t top = wasm_v128_load(s), sum = wasm_f32x4_splat(0.0f);
-  for (uint32_t i = 4; i < n; i += 4) top = wasm_f32x4_max(top, wasm_v128_load(s + i));
-  top = wasm_f32x4_max(top, wasm_i32x4_shuffle(top, top, 2, 3, 0, 1));
-  top = wasm_f32x4_max(top, wasm_i32x4_shuffle(top, top, 1, 0, 3, 2));
+  for (uint32_t i = 4; i < n; i += 4) top = wasm_f32x4_pmax(top, wasm_v128_load(s + i));
+  top = wasm_f32x4_pmax(top, wasm_i32x4_shuffle(top, top, 2, 3, 0, 1));
+  top = wasm_f32x4_pmax(top, wasm_i32x4_shuffle(top, top, 1, 0, 3, 2));
   for (uint32_t i = 0; i < n; i += 4) {
     v128_t e = simd_exp(wasm_f32x4_sub(wasm_v128_load(s + i), top));
     wasm_v128_store(s + i, e);
@@ -65,37 +73,43 @@ static float softmax(float *s, uint32_t n) {
   return 1.0f / hsum(sum);
 }
 
-// out[h] = factor[h] * sum_i p[h][i] V[i] for V vectors of four columns, so that the sums stay in registers.
-INLINE void mix(const int H, const int V, const float *p, uint32_t stride, const float *factor, const uint8_t *v, const uint32_t *offsets,
-                uint32_t n, uint32_t dim, float *out) {
+// out[h] += sum_i p[h][i] V[i] for C vectors of four columns, so that the sums stay in registers.
+INLINE void mix(const int H, const int C, const float *p, uint32_t stride, const uint8_t *v, const uint32_t *offsets, uint32_t n,
+                uint32_t dim, float *out) {
   v128_t sum[HEADS][2];
   for (int h = 0; h < H; h++) {
-    for (int c = 0; c < V; c++) sum[h][c] = wasm_f32x4_splat(0.0f);
+    for (int c = 0; c < C; c++) sum[h][c] = wasm_v128_load(out + h * dim + 4 * c);
   }
 #pragma clang loop unroll(disable)
   for (uint32_t i = 0; i < n; i++) {
     const float *row = (const float *)(v + offsets[i]);
     v128_t value[2];
-    for (int c = 0; c < V; c++) value[c] = wasm_v128_load(row + 4 * c);
+    for (int c = 0; c < C; c++) value[c] = wasm_v128_load(row + 4 * c);
     for (int h = 0; h < H; h++) {
       v128_t w = wasm_v128_load32_splat(p + h * stride + i);
-      for (int c = 0; c < V; c++) sum[h][c] = wasm_f32x4_add(sum[h][c], wasm_f32x4_mul(w, value[c]));
+      for (int c = 0; c < C; c++) sum[h][c] = wasm_f32x4_add(sum[h][c], wasm_f32x4_mul(w, value[c]));
     }
   }
   for (int h = 0; h < H; h++) {
-    for (int c = 0; c < V; c++) wasm_v128_store(out + h * dim + 4 * c, wasm_f32x4_mul(sum[h][c], wasm_f32x4_splat(factor[h])));
+    for (int c = 0; c < C; c++) wasm_v128_store(out + h * dim + 4 * c, sum[h][c]);
   }
 }
 
 INLINE void heads_pass(const int H, const float *q, const uint8_t *k, const uint8_t *v, float *out, const uint32_t *offsets, uint32_t n,
                        uint32_t dim, float scale, float *s) {
   uint32_t stride = (n + 3) & ~3u;
-  float factor[HEADS];
+  v128_t factor[HEADS];
   scores(H, q, dim, scale, k, offsets, n, s, stride);
-  for (int h = 0; h < H; h++) factor[h] = softmax(s + h * stride, stride);
-  uint32_t d = 0;
-  for (; d + 8 <= dim; d += 8) mix(H, 2, s, stride, factor, v + 4 * d, offsets, n, dim, out + d);
-  if (d < dim) mix(H, 1, s, stride, factor, v + 4 * d, offsets, n, dim, out + d);
+  for (int h = 0; h < H; h++) factor[h] = wasm_f32x4_splat(softmax(s + h * stride, stride));
+  __builtin_memset(out, 0, H * dim * 4);
+  for (uint32_t i = 0; i < n; i += MIX_ROWS) {
+    uint32_t rows = n - i < MIX_ROWS ? n - i : MIX_ROWS, d = 0;
+    for (; d + 8 <= dim; d += 8) mix(H, 2, s + i, stride, v + 4 * d, offsets + i, rows, dim, out + d);
+    if (d < dim) mix(H, 1, s + i, stride, v + 4 * d, offsets + i, rows, dim, out + d);
+  }
+  for (int h = 0; h < H; h++) {
+    for (uint32_t d = h * dim; d < (h + 1) * dim; d += 4) wasm_v128_store(out + d, wasm_f32x4_mul(wasm_v128_load(out + d), factor[h]));
+  }
 }
 
 // Arguments: q, k_cache, v_cache, out, heads, kv_heads, head_dim, scale, slots. Scratch: (1 + HEADS) * (slots + 4) words.

@@ -24,13 +24,14 @@
 
 static void quantise_row(const float *x, uint32_t k, uint32_t T, uint32_t row, uint8_t *tile) {
   for (uint32_t b = 0; b < k; b += BLOCK, tile += X_BLOCK_BYTES(T)) {
-    v128_t v[8], largest = wasm_f32x4_splat(0.0f);
+    // The largest magnitude by its bits: ordered as integers, and NaN is above all; it reaches every output through the scale.
+    v128_t v[8], largest = wasm_i32x4_splat(0);
     for (int i = 0; i < 8; i++) {
       v[i] = wasm_v128_load(x + b + 4 * i);
-      largest = wasm_f32x4_max(largest, wasm_f32x4_abs(v[i]));  // keeps NaN, which then reaches every output through the scale
+      largest = wasm_i32x4_max(largest, wasm_f32x4_abs(v[i]));
     }
-    largest = wasm_f32x4_max(largest, wasm_i32x4_shuffle(largest, largest, 2, 3, 0, 1));
-    largest = wasm_f32x4_max(largest, wasm_i32x4_shuffle(largest, largest, 1, 0, 3, 2));
+    largest = wasm_i32x4_max(largest, wasm_i32x4_shuffle(largest, largest, 2, 3, 0, 1));
+    largest = wasm_i32x4_max(largest, wasm_i32x4_shuffle(largest, largest, 1, 0, 3, 2));
     v128_t full = wasm_f32x4_splat(32767.0f), scale = wasm_f32x4_div(largest, full);
     v128_t inverse = wasm_v128_and(wasm_f32x4_div(full, largest), wasm_f32x4_ne(largest, wasm_f32x4_splat(0.0f)));
     v128_t sum = wasm_i32x4_splat(0);

@@ -13,9 +13,12 @@ static inline v128_t simd_splat(float x) { return wasm_f32x4_splat(x); }
 // a * b + c, two roundings (wasm has no FMA outside relaxed SIMD).
 static inline v128_t simd_madd(v128_t a, v128_t b, v128_t c) { return wasm_f32x4_add(wasm_f32x4_mul(a, b), c); }
 
+// x within [low, high]; NaN passes through. (pmin and pmax are one instruction where min and max take several.)
+static inline v128_t simd_clamp(v128_t x, v128_t low, v128_t high) { return wasm_f32x4_pmax(wasm_f32x4_pmin(x, high), low); }
+
 // e^x: 0 below -87.33654, +inf above 88.72283.
 static inline v128_t simd_exp(v128_t x) {
-  v128_t t = wasm_f32x4_max(wasm_f32x4_min(x, simd_splat(89.0f)), simd_splat(-88.0f));  // NaN passes through
+  v128_t t = simd_clamp(x, simd_splat(-88.0f), simd_splat(89.0f));
   v128_t n = wasm_f32x4_nearest(wasm_f32x4_mul(t, simd_splat(0x1.715476p+0f)));
   v128_t r = wasm_f32x4_sub(t, wasm_f32x4_mul(n, simd_splat(0.693359375f)));  // 9-bit constant: n * c is exact
   r = wasm_f32x4_add(r, wasm_f32x4_mul(n, simd_splat(0x1.bd0106p-13f)));
@@ -69,7 +72,7 @@ static inline v128_t simd_reduce_f64(v128_t x, v128_t *quadrant) {
   *quadrant = wasm_i32x4_trunc_sat_f64x2_zero(n);
   r = wasm_f64x2_sub(r, wasm_f64x2_mul(n, wasm_f64x2_splat(0x1.0b4611a626331p-34)));
   // A huge angle has lost its remainder; the polynomials must still stay in [-1, 1]. NaN passes through.
-  return wasm_f64x2_max(wasm_f64x2_min(r, wasm_f64x2_splat(0.7854)), wasm_f64x2_splat(-0.7854));
+  return wasm_f64x2_pmax(wasm_f64x2_pmin(r, wasm_f64x2_splat(0.7854)), wasm_f64x2_splat(-0.7854));
 }
 
 // sin and cos (f32) of four f64 angles. |x| <= 1.6e6: within 2 ulp (n * pi/2 is exact there); beyond, the reduction loses
