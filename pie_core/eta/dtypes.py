@@ -40,7 +40,9 @@ def to_word(value: object, dtype: str) -> int:
     """The 32-bit word of a Python scalar as `dtype`. Raises TraceError when the value cannot be that dtype exactly in kind or range."""
     if dtype == "f32":
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return f32_bits(float(value)) if isinstance(value, float) or abs(value) < 1 << 128 else f32_bits(math.copysign(math.inf, value))
+            if isinstance(value, int) and abs(value) >= 1 << 128:
+                return f32_bits(math.inf if value > 0 else -math.inf)
+            return f32_bits(float(value))
     elif dtype == "bool":
         if isinstance(value, bool):
             return int(value)

@@ -102,7 +102,8 @@ _row("tanh", 1, "elementwise", rules.floating, {"f32": "f_tanh({0})"}, {"f32": "
 _row("neg", 1, "elementwise", rules.numeric, {"f32": "bitcast<f32>(bitcast<u32>({0}) ^ 0x80000000u)", "i32": "0i - {0}", "u32": "0u - {0}"},
      {"f32": "wasm_f32x4_neg(a)", **_each("wasm_i32x4_neg(a)", "i32", "u32")}, lambda np, a: np.negative(a),
      "-x; integers wrap.", "neg")  # fmt: skip
-_row("abs", 1, "elementwise", rules.numeric, {"f32": "bitcast<f32>(bitcast<u32>({0}) & 0x7fffffffu)", "i32": "select({0}, 0i - {0}, {0} < 0i)", "u32": "{0}"},
+_row("abs", 1, "elementwise", rules.numeric,
+     {"f32": "bitcast<f32>(bitcast<u32>({0}) & 0x7fffffffu)", "i32": "select({0}, 0i - {0}, {0} < 0i)", "u32": "{0}"},
      {"f32": "wasm_f32x4_abs(a)", "i32": "wasm_i32x4_abs(a)", "u32": "a"}, lambda np, a: np.abs(a),
      "Absolute value; the lowest i32 stays.", "absolute")  # fmt: skip
 _row("sign", 1, "elementwise", rules.numeric,

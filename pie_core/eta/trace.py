@@ -66,15 +66,15 @@ class Traced(NamedTuple):
 
 
 class Trace:
-    """A growing program. `table` may hold more rows than eta's (the model language adds its own)."""
+    """A growing program. `table` may hold more rows than eta's (the model language adds its own); `max_ops` caps its length."""
 
     __slots__ = ("_chan_ids", "_chans", "_outputs", "_pending", "channels", "max_ops", "model", "ops", "params", "stage", "table", "words")
 
     def __init__(self, stage: str, model: ModelInfo | None = None, table: Mapping[str, Op] = OPS, max_ops: int = MAX_OPS) -> None:
-        self.max_ops = max_ops
         self.stage = stage
         self.model = model
         self.table = table
+        self.max_ops = max_ops
         self.ops: list[Node] = []
         self.params: list[str] = []
         self.words: list[int] = []

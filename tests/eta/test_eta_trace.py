@@ -90,8 +90,9 @@ OPERATORS = [
     (lambda x: x + 1, "add"), (lambda x: 1 + x, "add"), (lambda x: x - 1, "sub"), (lambda x: 1 - x, "sub"), (lambda x: x * 2, "mul"),
     (lambda x: 2 * x, "mul"), (lambda x: x / 0.7, "div"), (lambda x: 1 / x, "div"), (lambda x: x % 2, "rem"), (lambda x: 2 % x, "rem"),
     (lambda x: -x, "neg"), (abs, "abs"), (lambda x: x > 0, "gt"), (lambda x: x < 0, "lt"),
-    (lambda x: x >= 0, "ge"), (lambda x: x <= 0, "le"), (lambda x: x == 0, "eq"), (lambda x: x != 0, "ne"), (lambda x: (x > 0) & (x < 1), "and"),
-    (lambda x: (x > 0) | True, "or"), (lambda x: ~(x > 0), "not"), (lambda x: x.cast("i32"), "cast"), (lambda x: x.cast("i32") // 2, "div"),
+    (lambda x: x >= 0, "ge"), (lambda x: x <= 0, "le"), (lambda x: x == 0, "eq"), (lambda x: x != 0, "ne"),
+    (lambda x: (x > 0) & (x < 1), "and"), (lambda x: (x > 0) | True, "or"), (lambda x: ~(x > 0), "not"),
+    (lambda x: x.cast("i32"), "cast"), (lambda x: x.cast("i32") // 2, "div"),
     (lambda x: 7 // x.cast("u32"), "div"), (lambda x: True & (x > 0), "and"), (lambda x: False | (x > 0), "or"),
 ]  # fmt: skip
 
