@@ -75,7 +75,7 @@ def watch(store: Store) -> None:
     ffi.wasmtime_store_epoch_deadline_callback(store.ptr(), _at_epoch, None, _NO_FINALIZER)
 
 
-@ctypes.CFUNCTYPE(
+@ctypes.CFUNCTYPE(  # type: ignore[untyped-decorator]
     ctypes.c_size_t,
     ctypes.POINTER(ffi.wasmtime_context_t),
     ctypes.c_void_p,
@@ -93,4 +93,4 @@ def _at_epoch(_context: Any, _data: Any, delta: Any, kind: Any) -> int:
     return 0
 
 
-_NO_FINALIZER = ctypes.cast(None, ctypes.CFUNCTYPE(None, ctypes.c_void_p))
+_NO_FINALIZER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(0)  # a null pointer

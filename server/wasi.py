@@ -29,17 +29,14 @@ def add_partial_wasi(linker: Linker, engine: Engine, component: Component) -> No
     linker.define_unknown_imports_as_traps(component)
 
 
+def _datetime(seconds: int, nanoseconds: int) -> Record:
+    record = Record()  # wasmtime-py reads a WIT record from an object's attributes
+    record.__dict__.update(seconds=seconds, nanoseconds=nanoseconds)
+    return record
+
+
 def _wall_clock(_store: Any) -> Record:
-    now = time.time_ns()
-    record = Record()
-    record.seconds, record.nanoseconds = divmod(now, 1_000_000_000)
-    return record
-
-
-def _resolution(_store: Any) -> Record:
-    record = Record()
-    record.seconds, record.nanoseconds = 0, 1
-    return record
+    return _datetime(*divmod(time.time_ns(), 1_000_000_000))
 
 
 def _random_bytes(_store: Any, count: int) -> bytes:
@@ -50,7 +47,7 @@ def _random_bytes(_store: Any, count: int) -> bytes:
 
 _INTERFACES: dict[str, dict[str, Any]] = {
     "clocks/monotonic-clock": {"now": lambda _store: time.monotonic_ns(), "resolution": lambda _store: 1},
-    "clocks/wall-clock": {"now": _wall_clock, "resolution": _resolution},
+    "clocks/wall-clock": {"now": _wall_clock, "resolution": lambda _store: _datetime(0, 1)},
     "random/random": {"get-random-bytes": _random_bytes, "get-random-u64": lambda _store: int.from_bytes(os.urandom(8), "little")},
     "random/insecure-seed": {
         "insecure-seed": lambda _store: (int.from_bytes(os.urandom(8), "little"), int.from_bytes(os.urandom(8), "little"))

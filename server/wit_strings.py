@@ -66,4 +66,4 @@ def _fill(value: Any, text: str) -> None:
 
 
 _KEPT: list[Any] = []
-_NO_FINALIZER = ctypes.cast(None, ctypes.CFUNCTYPE(None, ctypes.c_void_p))
+_NO_FINALIZER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(0)  # a null pointer

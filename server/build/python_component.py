@@ -107,7 +107,7 @@ def _key(version: str) -> str:
 
 
 def _componentize(tool: Path, stage: Path, out: Path) -> None:
-    command = [tool, "-q", "-d", _SDK / "wit", "-w", WORLD, "componentize", "-p", stage, "app", "-o", out]
+    command: list[str | Path] = [tool, "-q", "-d", _SDK / "wit", "-w", WORLD, "componentize", "-p", stage, "app", "-o", out]
     env = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME")}  # the tool adds what they name
     try:
         done = subprocess.run(command, env=env, cwd=stage, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
