@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sys
 from collections.abc import Coroutine, Sequence
 from importlib.metadata import version
@@ -16,6 +17,7 @@ from pie_server.cli_input import parse_pairs, read_input_file, read_source
 from pie_server.errors import UserError, one_sentence
 
 if TYPE_CHECKING:
+    from pie_server.service import Service
     from rich.progress import Progress
 
 Device = Literal["auto", "cpu", "webgpu"]
@@ -97,16 +99,18 @@ def serve(
     with bind(settings.host, settings.port) as sock:
         if settings.host not in ("127.0.0.1", "::1", "localhost"):
             _say(f"note: {settings.host} can be reached from other machines, and this server asks for no key")
-        asyncio.run(serve_until_signal(sock, service, settings, lambda url: _print_ready(url, service.card.name, service.device_text)))
+        asyncio.run(serve_until_signal(sock, service, settings, lambda url: _print_ready(url, service)))
 
 
-def _print_ready(url: str, model: str, device: str) -> None:
+def _print_ready(url: str, service: Service) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 32})
-    print(f"Pie serves {model} on {url}")
-    print(f"device: {device}")
+    command = "pie" if shutil.which("pie") == str(Path(sys.argv[0]).absolute()) else sys.argv[0]
+    print(f"Pie serves {service.card.name} on {url}")
+    print(f"device: {service.device_text}")
+    print(f"KV cache: {service.pool_text}")
     print("try:")
     print(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
-    print('  pie run inferlet_sdk/examples/hello.py --prompt "The capital of France is"')
+    print(f'  {command} run inferlet_sdk/examples/hello.py --prompt "The capital of France is"')
     print(f"  curl {url}/health", flush=True)
 
 

@@ -21,6 +21,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 LOG_FIELDS: web.RequestKey[dict[str, Any]] = web.RequestKey("log_fields", dict)
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_PROBES = {"/health", "/metrics"}  # asked every few seconds by machines
 CLIENT_CLOSED = 499  # status in logs and metrics when the client left before an answer was sent
 
 
@@ -114,15 +115,9 @@ def observe(metrics: Metrics, origins: Sequence[str]) -> Middleware:
             resource = request.match_info.route.resource
             route = resource.canonical if resource is not None else "unmatched"
             metrics.request(request.method, route, status, seconds)
-            log(
-                "request",
-                id=request[REQUEST_ID],
-                method=request.method[:16],
-                route=route,
-                status=status,
-                ms=round(seconds * 1000, 1),
-                **fields,
-            )
+            level = logging.DEBUG if route in _PROBES else logging.INFO
+            facts = {"id": request[REQUEST_ID], "method": request.method[:16], "route": route, "status": status}
+            log("request", level, **facts, ms=round(seconds * 1000, 1), **fields)
 
     return middleware
 

@@ -42,6 +42,7 @@ class Service:
         self._source, self._wanted, self._kv_pool_mb, self._on_progress = source, device, kv_pool_mb, on_progress
         self._status = Status("loading", Progress("starting"))
         self._card = ModelCard(source.name, int(source.path.stat().st_mtime), source.architecture, source.context)
+        self._stages: dict[str, Progress] = {}  # of the parts that load side by side, the last to change last
         self._sandbox: Sandbox | None = None
         self._device: Device | None = None
         self._engine: Engine | None = None
@@ -67,6 +68,13 @@ class Service:
         """What really runs, for people; "none" before the device is open."""
         return describe(self._device.info) if self._device is not None else "none"
 
+    @property
+    def pool_text(self) -> str:
+        """The size of the KV cache, for people; "none" before the model is loaded."""
+        if self._engine is None:
+            return "none"
+        return f"{self._kv_pool_mb} MB, {self._engine.pool.total * PAGE_TOKENS:,} tokens of all requests together"
+
     def stats(self) -> Mapping[str, float]:
         """The engine's counters, and its pages; empty while loading."""
         if self._engine is None:
@@ -74,13 +82,18 @@ class Service:
         status = self._engine.status()
         return {name if name in _GAUGES else f"{name}_total": float(value) for name, value in status.items()}
 
-    def _progress(self, stage: str, done: int = 0, total: int = 0) -> None:
+    def _progress(self, part: str, stage: str | None, done: int = 0, total: int = 0) -> None:
+        """`part` of the load has come to `stage`, or has ended (None): then a part that still goes on is shown."""
         if self._status.state != "loading":  # a straggler of a load that failed
             return
-        progress = Progress(stage, done, total)
-        self._status = Status("loading", progress)
-        if self._on_progress is not None:
-            self._on_progress(progress)
+        self._stages.pop(part, None)
+        if stage is not None:
+            self._stages[part] = Progress(stage, done, total)
+        if self._stages:
+            progress = list(self._stages.values())[-1]
+            self._status = Status("loading", progress)
+            if self._on_progress is not None:
+                self._on_progress(progress)
 
     async def load(self) -> None:
         """Bring everything up. Ends with a status of ready, or of failed with one sentence; raises only CancelledError."""
@@ -101,13 +114,8 @@ class Service:
         self._status = Status("failed", self._status.progress, error=sentence)
 
     async def _load(self) -> None:
-        loop = asyncio.get_running_loop()
-
-        def bytes_done(done: int, total: int) -> None:
-            loop.call_soon_threadsafe(self._progress, "loading weights", done, total)
-
         loads = (
-            asyncio.create_task(self._load_runner(bytes_done)),
+            asyncio.create_task(self._load_runner()),
             asyncio.create_task(self._load_sandbox()),
             asyncio.create_task(in_thread(load_text, self._source.checkpoint)),
         )
@@ -126,17 +134,26 @@ class Service:
         self._engine.start()
         await in_thread(sandbox.warm)
 
-    async def _load_runner(self, bytes_done: Callable[[int, int], None]) -> ModelRunner:
-        self._progress("opening the device")
+    async def _load_runner(self) -> ModelRunner:
+        loop = asyncio.get_running_loop()
+
+        def bytes_done(done: int, total: int) -> None:
+            loop.call_soon_threadsafe(self._progress, "device", "loading weights", done, total)
+
+        self._progress("device", "opening the device")
         self._device = await open_device(self._wanted)
-        self._progress("testing the device's kernels")
+        self._progress("device", "testing the device's kernels")
         await self_test(self._device)
-        self._progress("loading weights")
-        return await in_thread(load_runner, self._device, self._source, self._kv_pool_mb, bytes_done)
+        self._progress("device", "loading weights")
+        runner = await in_thread(load_runner, self._device, self._source, self._kv_pool_mb, bytes_done)
+        self._progress("device", None)
+        return runner
 
     async def _load_sandbox(self) -> Sandbox:
         loop = asyncio.get_running_loop()
-        self._sandbox = await in_thread(Sandbox, progress=lambda line: loop.call_soon_threadsafe(self._progress, line))
+        self._progress("sandbox", "opening the sandbox")
+        self._sandbox = await in_thread(Sandbox, progress=lambda line: loop.call_soon_threadsafe(self._progress, "sandbox", line))
+        self._progress("sandbox", None)
         return self._sandbox
 
     async def run(

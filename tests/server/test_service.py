@@ -166,6 +166,6 @@ def test_progress_is_told_stage_by_stage(tiny_model: Path) -> None:
         await service.close()
 
     asyncio.run(main())
-    assert stages[0][0] == "opening the device"
+    assert {stage for stage, _, _ in stages} >= {"opening the device", "opening the sandbox", "loading weights"}
     weights = [(done, total) for stage, done, total in stages if stage == "loading weights" and total]
     assert weights and weights[-1][0] == weights[-1][1]
