@@ -60,7 +60,8 @@ class Batch:
 
     def __post_init__(self) -> None:
         layout, program = lane_layout(self.program), self.program
-        arena: list[int] = [GUARD] * 3
+        guard = np.array([GUARD], np.uint32)
+        arena, top = [guard.repeat(3)], 3
         size = 5
         words: list[int] = []
         self.places = []
@@ -70,11 +71,11 @@ class Batch:
             for chan, effect in enumerate(program.effects):
                 take = put = copy = NONE
                 if effect.uses_cell:
-                    take = len(arena)
-                    arena += [int(w) for w in to_words(np, lane.cells[chan])] + [GUARD]
+                    take, top = top, top + layout.cell_sizes[chan] + 1
+                    arena += [to_words(np, lane.cells[chan]), guard]
                 if effect.puts:
-                    put = len(arena)
-                    arena += [GUARD] * (layout.cell_sizes[chan] + 1)
+                    put, top = top, top + layout.cell_sizes[chan] + 1
+                    arena.append(guard.repeat(layout.cell_sizes[chan] + 1))
                     copy, size = size, size + layout.cell_sizes[chan] + 1
                 channels.append((take, put, copy))
             for out in layout.out_sizes:
@@ -82,7 +83,7 @@ class Batch:
                 size += out + 1
             self.places.append((status, channels, outs))
             words += layout.pack(lane.row, status, channels, outs, lane.params)
-        self.arena = np.array(arena, np.uint32)
+        self.arena = np.concatenate(arena)
         self.table = np.array(words, np.uint32)
         self.results = np.full(size, GUARD, np.uint32)
 
