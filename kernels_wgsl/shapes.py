@@ -67,7 +67,7 @@ class AttentionShape:
         rounds = -(-self.positions // self.lanes)
         if self.style == "lanes":
             return rounds + self.heads_together * (2 * self.lanes + -(-vecs // self.lanes) * (1 + self.lanes))
-        return rounds * (1 + vecs + self.lanes + -(-self.lanes // self.slices)) + self.slices
+        return rounds * (1 + self.lanes // 8 + -(-self.lanes // self.slices)) + self.slices
 
 
 def attention(adapter: str, heads: int, kv_heads: int, head_dim: int) -> AttentionShape:
@@ -78,4 +78,4 @@ def attention(adapter: str, heads: int, kv_heads: int, head_dim: int) -> Attenti
         # Sharing loads of K and V pays as long as the accumulators stay few; the sums fit 16 KiB of workgroup memory.
         together = next(h for h in (4, 3, 2, 1) if group % h == 0 and (h * vecs <= 64 or h == 1))
         return AttentionShape("lanes", 8, 262_144, heads_together=together)
-    return AttentionShape("flash", 64, 16_384, slices=max(1, 64 // vecs))
+    return AttentionShape("flash", 64, 49_152, slices=max(1, 64 // vecs))

@@ -26,7 +26,9 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) la
     if (n + lane < count) {
       at = (slot_of(pages, visible_at(seen, n + lane)) * {{ kv_heads }}u + kv) * {{ vecs }}u;
       s = 0.0;
-      for (var i = 0u; i < {{ vecs }}u; i++) { s += dot(q[qbase + i], k_cache[at + i]); }
+{% for i in range(vecs) %}
+      s += dot(q[qbase + {{ i }}u], k_cache[at + {{ i }}u]);
+{% endfor %}
       s *= {{ scale }};
     }
     score[lane] = s;
@@ -34,7 +36,11 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) la
     workgroupBarrier();
     let here = min(64u, count - n);
     var best = top;
-    for (var i = 0u; i < here; i++) { best = max(best, score[i]); }
+    for (var i = 0u; i < 64u; i += 8u) { // lanes beyond `here` left -3e38
+{% for i in range(8) %}
+      best = max(best, score[i + {{ i }}u]);
+{% endfor %}
+    }
     let keep = exp(top - best);
     top = best;
     acc *= keep;

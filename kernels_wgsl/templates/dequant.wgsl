@@ -28,7 +28,8 @@ fn element(row: u32, i: u32) -> f32 {
 {# Functions that the macros below use. #}
 {% macro unpack_functions(fmt) %}
 {% if fmt == "q4_1" %}
-fn nibbles(word: u32) -> vec4f { return vec4f(vec4u(word, word >> 8u, word >> 16u, word >> 24u) & vec4u(15u)); }
+// Through i32: a CPU converts signed words in one instruction, unsigned ones in several.
+fn nibbles(word: u32) -> vec4f { return vec4f(bitcast<vec4i>(vec4u(word, word >> 8u, word >> 16u, word >> 24u) & vec4u(15u))); }
 {% elif fmt == "q8_0" %}
 fn bytes4(word: u32) -> vec4f {
   let v = bitcast<i32>(word);
