@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import lru_cache
 from importlib import metadata
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from pie_server.build.cpu_module import cpu_module
 from wasmtime import Config, Engine, Func, Instance, Memory, Module, Store, Trap, WasmtimeError
@@ -24,6 +25,7 @@ PAGE_BYTES = 1 << 16
 COPIED_WRITE_BYTES = 1 << 16
 
 Work = Callable[["_Wasm"], None]
+T = TypeVar("T")
 
 
 def open_cpu_device(memory_limit: int = MEMORY_LIMIT) -> CpuDevice:
@@ -155,14 +157,21 @@ class WasmtimeCpuModule:
 
     def read(self, address: int, size: int) -> Awaitable[bytes]:
         """Bytes of linear memory, delivered to the running event loop."""
+        return self._answer("a read", lambda wasm: wasm.read(address, size))
+
+    def thread_time(self) -> Awaitable[float]:
+        """CPU seconds that the module's thread has used for everything enqueued before this call; for benches."""
+        return self._answer("a clock", lambda _: time.thread_time())
+
+    def _answer(self, what: str, question: Callable[[_Wasm], T]) -> Awaitable[T]:
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[bytes] = loop.create_future()
+        future: asyncio.Future[T] = loop.create_future()
 
         def work(wasm: _Wasm) -> None:
-            found: list[bytes] = []
-            self._guard("a read", lambda: found.append(wasm.read(address, size)))
+            found: list[T] = []
+            self._guard(what, lambda: found.append(question(wasm)))
             with suppress(RuntimeError):  # that loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(_settle, future, found[0] if found else b"", self._error)
+                loop.call_soon_threadsafe(_settle, future, found, self._error)
 
         self._put(work)
         return future
@@ -205,12 +214,12 @@ class WasmtimeCpuModule:
             work(wasm)
 
 
-def _settle(future: asyncio.Future[bytes], data: bytes, error: DeviceError | None) -> None:
+def _settle(future: asyncio.Future[T], found: list[T], error: DeviceError | None) -> None:
     if future.done():  # cancelled by its reader
         return
-    if error is None:
-        future.set_result(data)
-    else:
+    if found:
+        future.set_result(found[0])
+    elif error is not None:
         future.set_exception(type(error)(*error.args))  # one object a reader: tracebacks must not pile up
 
 

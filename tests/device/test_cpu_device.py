@@ -416,6 +416,17 @@ async def test_a_read_or_write_outside_of_memory_is_an_error() -> None:
         module.close()
 
 
+async def test_thread_time_counts_enqueued_work_only() -> None:
+    module = WasmtimeCpuModule(cpu_module().read_bytes())
+    device = CpuDevice(module)
+    plan, _ = slow_plan(device, 0.02)
+    first, idle = await module.thread_time(), await module.thread_time()
+    plan.run()
+    busy = await module.thread_time()
+    assert busy - idle > 10 * (idle - first) > 0
+    device.close()
+
+
 async def test_an_unknown_export_is_a_lost_device() -> None:
     module = WasmtimeCpuModule(cpu_module().read_bytes())
     module.call("nonsense")
