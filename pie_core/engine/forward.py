@@ -116,6 +116,7 @@ class Pass:
         "accepted_at",
         "embed",
         "ended",
+        "failure",
         "final",
         "geometry",
         "info",
@@ -170,6 +171,7 @@ class Pass:
         self.started = False  # some tokens were scheduled
         self.final = False  # all of them were, and the epilogue
         self.ended = False
+        self.failure: EngineError | None = None
         self.undone = False  # cancelled whole: it gave back what it had
         self.status_word = -1
         self.out_words: list[int] = []
@@ -214,6 +216,7 @@ class Pass:
         the cause for every later use."""
         if self.ended:
             return
+        self.failure = cause
         newest = self.instance.engine.accepted
         silent = self.info is None or not self.info.outs
         for part in self.parts:

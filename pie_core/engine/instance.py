@@ -66,7 +66,7 @@ class Instance(PageOwner):
         self.working_sets[child] = None
         entry = ForkEntry(ws, child, buffer, self.engine.accept()) if pipe is not None else None
         if pipe is not None and entry is not None:
-            if not pipe.queue and not (pipe.stop_channel is not None and pipe.flying) and entry.ready():
+            if not pipe.queue and entry.ready():
                 entry.run()
             else:
                 self._enqueue(pipe, entry)
@@ -263,13 +263,13 @@ class Instance(PageOwner):
             return False
         return all(self._waits_for_self(pipe.queue[0]) for pipe in self.active)
 
-    def close(self) -> None:
+    def close(self, cause: EngineError | None = None) -> None:
         """End everything: queued passes are cancelled, every page, cell and handle is free at once, results of passes in
-        flight are dropped when they land. Twice is harmless."""
+        flight are dropped when they land. Who still waits gets `cause` (default: InstanceClosed). Twice is harmless."""
         if self.closed:
             return
         self.closed = True
-        cause = InstanceClosed(f"instance {self.name!r} was closed")
+        cause = cause or InstanceClosed(f"instance {self.name!r} was closed")
         engine = self.engine
         for pipe in {**self.pipelines, **self.active}:
             pipe.closed = True

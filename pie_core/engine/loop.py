@@ -236,7 +236,7 @@ class Engine:
         if error is not None:
             self._fail(step, error)
             return
-        settle_passes(step.passes, memoryview(flight.task.result()), self.pool, metrics)
+        settle_passes(step.passes, memoryview(flight.task.result()), metrics)
         now = self.now()
         metrics.steps += 1
         metrics.timeline.append(StepRecord(step.number, flight.submitted, now, step.n_tokens, len(step.passes)))
@@ -250,7 +250,7 @@ class Engine:
         self._dirty = True
 
     def _fail(self, step: Step, error: BaseException) -> None:
-        """The passes of a step end with the cause; their pages and cells are not to be trusted."""
+        """The passes of a step end with the cause; their working sets and cells are not to be trusted any more."""
         self.metrics.failed_steps += 1
         if isinstance(error, DeviceLost):
             self._lose(EngineLost(f"the device was lost: {error}"))
@@ -261,7 +261,7 @@ class Engine:
             if work.instance.closed or work.ended:
                 continue
             for part in work.parts:
-                self.pool.taint(part.ws.pages, cause)
+                part.ws.fail(cause, None)
             if work.final:
                 work.pipe.flying.remove(work)
             else:
@@ -306,8 +306,4 @@ class Engine:
 
     def _end(self, cause: EngineError) -> None:
         for instance in list(self.instances):
-            for pipe in {**instance.pipelines, **instance.active}:
-                for work in [*pipe.flying, *pipe.queue]:
-                    if isinstance(work, Pass):
-                        work.abandon(cause)
-            instance.close()
+            instance.close(cause)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pie_core.engine.errors import EngineError
-
 
 class PageOwner:
     """Who is charged for pages. A shared page is charged once, to whoever allocated it, until its last reference goes."""
@@ -20,14 +18,13 @@ class PageOwner:
 class PagePool:
     """Pages 0 .. total-1. The device runs in order, so a page that was freed may be reused by any later step at once."""
 
-    __slots__ = ("_free", "_owners", "_refs", "tainted", "total")
+    __slots__ = ("_free", "_owners", "_refs", "total")
 
     def __init__(self, total: int) -> None:
         self.total = total
         self._free = list(range(total - 1, -1, -1))
         self._refs = [0] * total
         self._owners: list[PageOwner | None] = [None] * total
-        self.tainted: dict[int, EngineError] = {}  # pages whose content a failed step may have spoiled
 
     @property
     def free(self) -> int:
@@ -70,16 +67,3 @@ class PagePool:
                     owner.pages -= 1
                 self._owners[page] = None
                 self._free.append(page)
-                if self.tainted:
-                    self.tainted.pop(page, None)
-
-    def taint(self, pages: Iterable[int], cause: EngineError) -> None:
-        """Mark pages that a failed step was to write; passes that would read them fail with `cause`."""
-        for page in pages:
-            self.tainted.setdefault(page, cause)
-
-    def taint_of(self, pages: Iterable[int]) -> EngineError | None:
-        """The cause of the first tainted page, if any."""
-        if not self.tainted:
-            return None
-        return next((self.tainted[p] for p in pages if p in self.tainted), None)

@@ -27,9 +27,11 @@ class ForkEntry:
         self.ticket = parent.order.enter()
 
     def ready(self) -> bool:
-        """Whether the parent holds what was accepted before the fork."""
+        """Whether the parent holds what was accepted before the fork, and keeps it: a pass scheduled ahead of a stop may not."""
         parent = self.parent
-        return parent.born and not parent.writing and parent.order.may_run(self.ticket)
+        if not parent.born or parent.writing or not parent.order.may_run(self.ticket):
+            return False
+        return all(w.ended or w.pipe.stop_channel is None for w in parent.writers)
 
     def run(self) -> None:
         """Share the pages, or pass on why the parent has none."""

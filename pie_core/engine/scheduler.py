@@ -47,7 +47,7 @@ class Scheduler:
             while queue:
                 entry = queue[0]
                 if isinstance(entry, ForkEntry):
-                    if not entry.ready() or (pipe.stop_channel is not None and pipe.flying):
+                    if not entry.ready():
                         break
                     queue.popleft()
                     entry.run()
@@ -121,6 +121,7 @@ class Scheduler:
             for part in work.parts:
                 part.undo = (part.ws.length, part.ws.frozen)
                 part.ws.reserve(part.n, self._copy_page)
+                part.ws.written_by(work)
         step.add(work, count)
         if work.final:
             pipe.queue.popleft()
@@ -147,7 +148,7 @@ class Scheduler:
             ws = part.ws
             if not ws.order.may_run(part.ticket) or not ws.born:
                 return False
-            if ws.error is not None and (cause := ws.failure(work.seq)) is not None:
+            if (ws.error is not None or ws.inherited) and (cause := ws.failure(work.seq)) is not None:
                 raise cause
             if ws.last_step == number or (ws.writing and not work.started):
                 return False
@@ -183,8 +184,6 @@ class Scheduler:
                 )
             if ws.buffered and work.geometry.mode == "folding":
                 raise InvalidState(f"a folding pass on a working set with {ws.buffered} buffered tokens: commit or discard them first")
-            if pool.tainted and (taint := pool.taint_of(ws.pages)) is not None:
-                raise taint
             pages = pages_for(total)
             tables += pages
             if pages > min(pool.total, owner.max_pages):

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pie_core.engine.errors import EngineError, PassFailed
 from pie_core.engine.forward import Pass
 from pie_core.engine.metrics import Metrics
-from pie_core.engine.pages import PagePool
 from pie_core.engine.values import Value, decode
 
 _NAN_ROW = 1  # status word, bit 0
 
 
-def settle_passes(passes: list[Pass], results: memoryview, pool: PagePool, metrics: Metrics) -> None:
+def settle_passes(passes: list[Pass], results: memoryview, metrics: Metrics) -> None:
     """End the passes of one step in lane order. `results`: the step's results region (bytes)."""
     words = results.cast("B").cast("I")
     for work in passes:
@@ -23,7 +22,7 @@ def settle_passes(passes: list[Pass], results: memoryview, pool: PagePool, metri
                 pipe.flying.popleft()
             continue
         pipe.flying.popleft()
-        cause = _fault(work, words, pool)
+        cause = _fault(work, words)
         if cause is not None:
             metrics.failed_passes += 1
             work.fail(cause)
@@ -31,20 +30,15 @@ def settle_passes(passes: list[Pass], results: memoryview, pool: PagePool, metri
         _commit(work, words)
 
 
-def _fault(work: Pass, words: memoryview, pool: PagePool) -> EngineError | None:
+def _fault(work: Pass, words: memoryview) -> EngineError | None:
     for use in work.uses:
         if use.uses_front and use.channel.poison is not None:
             cause = use.channel.poisoned_at(use.take_cell)
             if cause is not None:
                 return cause
     for part in work.parts:
-        if part.ws.error is not None:
+        if part.ws.error is not None or part.ws.inherited:
             cause = part.ws.failure(work.seq)
-            if cause is not None:
-                return cause
-    if pool.tainted:
-        for part in work.parts:
-            cause = pool.taint_of(part.ws.pages)
             if cause is not None:
                 return cause
     status = words[work.status_word] if work.status_word >= 0 else 0

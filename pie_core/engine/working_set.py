@@ -11,6 +11,7 @@ from pie_core.engine.order import Ordered
 from pie_core.engine.pages import PageOwner, PagePool
 
 if TYPE_CHECKING:
+    from pie_core.engine.forward import Pass
     from pie_core.engine.pipeline import Pipeline
 
 
@@ -38,6 +39,7 @@ class WorkingSet:
         "fail_until",
         "fork_points",
         "frozen",
+        "inherited",
         "last_step",
         "leaving",
         "length",
@@ -45,6 +47,7 @@ class WorkingSet:
         "pages",
         "pipe",
         "shared",
+        "writers",
         "writing",
     )
 
@@ -62,6 +65,8 @@ class WorkingSet:
         self.dropped = False
         self.error: EngineError | None = None
         self.fail_until: int | None = None  # passes accepted after this one may use the set again; None: no pass may
+        self.writers: list[Pass] = []  # passes scheduled on it, the last ones maybe in flight
+        self.inherited: list[Pass] = []  # of the sets it was forked from, in flight at the fork: their failure is its own
         self.writing = False  # a pass of several steps is under way
         self.last_step = -1
         self.pipe: Pipeline | None = None  # the first pipeline that used it, and whether another one did too
@@ -87,13 +92,15 @@ class WorkingSet:
             old = self.pages[at]
             new = pool.allocate(self._owner)
             copy_page(old, new)
-            cause = pool.tainted.get(old)
-            if cause is not None:
-                pool.taint((new,), cause)
             self.pages[at] = new
             pool.release((old,))
         for _ in range(pages_for(self.length + tokens) - len(self.pages)):
             self.pages.append(pool.allocate(self._owner))
+
+    def written_by(self, work: Pass) -> None:
+        """`work` starts to extend the set."""
+        self.writers = [w for w in self.writers if not w.ended]
+        self.writers.append(work)
 
     def advance(self, tokens: int, *, freeze: bool) -> None:
         """Count `tokens` as written; `freeze` moves the frozen prefix along."""
@@ -113,6 +120,7 @@ class WorkingSet:
         self._pool.share(child.pages)
         child.length, child.frozen = length, self.frozen
         child.fork_points = {length}
+        child.inherited = [w for w in (*self.inherited, *self.writers) if not w.ended]
         self.fork_points.add(length)
         child.be_born()
 
@@ -152,6 +160,11 @@ class WorkingSet:
 
     def failure(self, seq: int) -> EngineError | None:
         """Why pass number `seq` cannot use the set."""
+        if self.inherited:
+            for writer in self.inherited:
+                if writer.failure is not None:
+                    self.fail(writer.failure, None)
+            self.inherited = [w for w in self.inherited if not w.ended]
         if self.error is None or (self.fail_until is not None and seq > self.fail_until):
             return None
         return self.error

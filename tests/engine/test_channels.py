@@ -56,14 +56,20 @@ async def test_the_next_step_is_submitted_before_the_last_is_read() -> None:
         inst.close()
 
 
-async def test_a_consumer_runs_a_step_after_its_producer() -> None:
+@pytest.mark.parametrize("consumer_first", [True, False])
+async def test_a_consumer_runs_a_step_after_its_producer(consumer_first: bool) -> None:
     runner = FakeRunner()
     async with running(runner) as engine:
         inst = engine.open_instance("pair")
         a, b, ch = inst.pipeline(), inst.pipeline(), inst.channel("i32", capacity=3)
         ws_a, ws_b = inst.working_set(), inst.working_set()
-        consumed = [inst.submit(b, spec(ch, [ws_b], argmax))[0] for _ in range(3)]
+
+        def consume() -> list[Any]:
+            return [inst.submit(b, spec(ch, [ws_b], argmax))[0] for _ in range(3)]
+
+        consumed = consume() if consumer_first else []
         produced = [inst.submit(a, spec([k], [ws_a], feed_back(ch)))[0] for k in range(3)]
+        consumed = consumed or consume()
         tokens = [await f for f in produced]
         assert tokens == [reference(list(range(k + 1))) for k in range(3)]
         assert [await f for f in consumed] == [reference(tokens[: k + 1]) for k in range(3)]
@@ -207,8 +213,9 @@ async def test_set_replaces_what_later_passes_see() -> None:
 
 @pytest.mark.parametrize("capacity", [1, 2])
 @pytest.mark.parametrize("run_ahead", [True, False])
-async def test_stop_when_cancels_whole(capacity: int, run_ahead: bool) -> None:
-    n, stop_at = 12, 5
+@pytest.mark.parametrize("stop_at", [4, 5])
+async def test_stop_when_cancels_whole(capacity: int, run_ahead: bool, stop_at: int) -> None:
+    n = 12
     expected = generate([1], n)
     target = expected[stop_at]
     assert target not in expected[:stop_at]

@@ -51,6 +51,28 @@ async def test_a_step_in_flight_behind_a_failed_one_fails_too() -> None:
         inst.close()
 
 
+async def test_a_fork_of_a_failed_set_fails_too() -> None:
+    runner = FakeRunner()
+    runner.hold = True
+    runner.fail_results = lambda batch: DeviceError("the parent's step") if len(runner.batches) == 1 else None
+    async with running(runner) as engine:
+        inst = engine.open_instance("fork")
+        ws, pipe, side = inst.working_set(), inst.pipeline(), inst.pipeline()
+        parent = inst.submit(pipe, greedy([1, 2], ws))[0]
+        await settle()
+        child = inst.submit(side, greedy([3], inst.fork(ws, pipe)))[0]
+        pipe.silent = True  # so that the child's step goes out behind the parent's
+        engine.poke()
+        await settle()
+        assert len(runner.batches) == 2
+        runner.hold = False
+        runner.release()
+        for out in (parent, child):
+            with pytest.raises(PassFailed, match="the parent's step"):
+                await out
+        inst.close()
+
+
 @pytest.mark.parametrize("where", ["fail_submit", "fail_results"])
 async def test_a_lost_device_ends_everything_in_words(where: str) -> None:
     runner = FakeRunner()
