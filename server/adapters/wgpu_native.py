@@ -64,7 +64,7 @@ async def open_webgpu(allow_software: bool = False) -> WebGpuDevice:
     """A device on the best adapter. Raises DeviceError when there is none (or only software and that is not allowed)."""
     use_shader_cache()
     try:
-        import wgpu
+        import wgpu  # type: ignore[import-untyped]
     except ImportError as error:
         raise DeviceError("the webgpu device needs the Python package wgpu: install pie-webgpu[gpu]") from error
     adapter = choose(await wgpu.gpu.enumerate_adapters_async(), allow_software)

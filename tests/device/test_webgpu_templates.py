@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from kernels_wgsl import shapes
 from pie_core.device.protocol import Launch, ParamValue
 from pie_core.device.templates import template
 from pie_core.device.webgpu import WebGpuDevice
@@ -269,3 +271,14 @@ async def test_attention_of_large_scores(device: WebGpuDevice) -> None:
     for order in (1, -1):
         k[np.array(step.slots(0))[:100]] = q[0, 0] * np.linspace(-30, 30, 100)[::order, None, None]
         close(await attend(device, step, q, (k, v), 1), oracles.attention(step, q, (k, v), 2, 0.3), 2e-5)
+
+
+async def test_attention_over_its_bound_gives_a_nan_row(device: WebGpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row with more positions than the kernel may loop over is NaN, never a plausible wrong answer; others are right."""
+    real = shapes.attention
+    monkeypatch.setattr(shapes, "attention", lambda *args: dataclasses.replace(real(*args), positions=32))
+    monkeypatch.setattr(device.kernels, "_kernels", {})
+    step, q, k, v = attention_case(np.random.default_rng(10), [32, 33], 8, 16)
+    got = await attend(device, step, q, (k, v), 2)
+    close(got[:1], oracles.attention(step, q, (k, v), 2, 0.3)[:1], 5e-6)
+    assert np.isnan(got[1]).all()
