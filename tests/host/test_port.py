@@ -48,7 +48,8 @@ def test_the_table_is_the_contract() -> None:
     kinds = {kind: sorted(name for name, op in OPS.items() if op.kind == kind) for kind in ("sync", "posted", "future")}
     sync = "encode decode bytes chat.render chat.text chat.role chat.cue chat.seal log time random"
     posted = (
-        "ws.new ws.drop ws.fork ws.commit ws.discard ws.truncate pipe.new pipe.close pipe.stop_when ch.new ch.put ch.set program submit send"
+        "ws.new ws.drop ws.fork ws.commit ws.discard ws.truncate pipe.new pipe.close pipe.stop_when "
+        "ch.new ch.put ch.set program submit send"
     )
     future = "ch.take ch.read sleep receive ws.length"
     assert kinds == {"sync": sorted(sync.split()), "posted": sorted(posted.split()), "future": sorted(future.split())}
