@@ -10,6 +10,7 @@ from pie_core.device.protocol import PAGE_TOKENS, Buffer, KernelError, LimitErro
 from pie_core.device.templates import TEMPLATES
 
 RECORD_WORDS = 16
+OP_EMBED, OP_RMS_NORM, OP_LINEAR, OP_ROPE_APPEND, OP_ATTENTION, OP_MAP, OP_EPILOGUE = range(1, 8)  # enum Opcode in kernels_wasm/device.h
 FORMATS = {"f32": 0, "f16": 1, "q4_1": 2, "q8_0": 3}
 BLOCK = 32  # columns that share a scale
 GROUP_ROWS = 4  # rows of one group of the device layout
@@ -135,7 +136,7 @@ def _embed(p: Params) -> RecordOf:
 
     def build(b: Bindings) -> Record:
         addresses = [b.address("arena"), b.address("quants", quants), b.address("scales", scales), b.address("out", 4 * bucket * width)]
-        return record(1, b, 0, bucket, [*addresses, fmt, vocab, width, b.size("arena") // 4])
+        return record(OP_EMBED, b, 0, bucket, [*addresses, fmt, vocab, width, b.size("arena") // 4])
 
     return build
 
@@ -148,7 +149,7 @@ def _rms_norm(p: Params) -> RecordOf:
         # Read-outs gather from any row of x; the kernel makes a row outside of it NaN.
         x = b.address("x", 4 * width * (bucket if rows == 0 else 1))
         addresses = [x, b.address("weight", 4 * width), b.address("out", 4 * bucket * width)]
-        return record(2, b, rows, bucket, [*addresses, width, eps, b.size("x") // (4 * width)])
+        return record(OP_RMS_NORM, b, rows, bucket, [*addresses, width, eps, b.size("x") // (4 * width)])
 
     return build
 
@@ -163,7 +164,7 @@ def _linear(p: Params) -> RecordOf:
         addresses = [
             b.address("x", 4 * bucket * k), b.address("quants", quants), b.address("scales", scales), b.address("out", 4 * bucket * m)
         ]  # fmt: skip
-        return record(3, b, rows, bucket, [*addresses, fmt, m, k, add], scratch=packed)
+        return record(OP_LINEAR, b, rows, bucket, [*addresses, fmt, m, k, add], scratch=packed)
 
     return build
 
@@ -189,7 +190,8 @@ def _rope_append(p: Params) -> RecordOf:
     def build(b: Bindings) -> Record:
         k, v, slots = _caches(b, kv_heads * dim)
         addresses = [b.address("qkv", 4 * bucket * (heads + 2 * kv_heads) * dim), b.address("freqs", 2 * dim)]
-        return record(4, b, 0, bucket, [*addresses, b.address("q", 4 * bucket * heads * dim), k, v, heads, kv_heads, dim, style, slots])
+        q = b.address("q", 4 * bucket * heads * dim)
+        return record(OP_ROPE_APPEND, b, 0, bucket, [*addresses, q, k, v, heads, kv_heads, dim, style, slots])
 
     return build
 
@@ -202,7 +204,7 @@ def _attention(p: Params) -> RecordOf:
         k, v, slots = _caches(b, kv_heads * dim)
         q, out = b.address("q", 4 * bucket * heads * dim), b.address("out", 4 * bucket * heads * dim)
         scratch = (1 + _HEADS_PER_PASS) * 4 * (slots + 4)  # row addresses, then scores
-        return record(5, b, 0, bucket, [q, k, v, out, heads, kv_heads, dim, scale, slots], scratch=scratch)
+        return record(OP_ATTENTION, b, 0, bucket, [q, k, v, out, heads, kv_heads, dim, scale, slots], scratch=scratch)
 
     return build
 

@@ -8,7 +8,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pie_core.codegen import emit_epilogue_cpu, emit_map_cpu, lane_layout
-from pie_core.device.cpu_kernels import RECORD_WORDS, Bindings, Record, RecordOf, binding_names, compile_template, record
+from pie_core.device.cpu_kernels import (
+    OP_EPILOGUE,
+    OP_MAP,
+    RECORD_WORDS,
+    Bindings,
+    Record,
+    RecordOf,
+    binding_names,
+    compile_template,
+    record,
+)
 from pie_core.device.protocol import (
     LANE_ALIGN,
     Buffer,
@@ -99,7 +109,7 @@ def _epilogue(device: CpuDevice, spec: EpilogueSpec) -> CpuKernel:
 
     def build(b: Bindings) -> Record:
         rows = [b.address(name, 4 * (widths[name] or 0)) if name in read else 0 for name in ("logits", "hidden")]
-        words = [7, 0, 0, 0, 0, address, *rows, b.address("arena"), b.address("lanes"), b.address("results")]
+        words = [OP_EPILOGUE, 0, 0, 0, 0, address, *rows, b.address("arena"), b.address("lanes"), b.address("results")]
         return Record((*words, *[0] * (RECORD_WORDS - len(words))), scratch)
 
     return CpuKernel(spec, names, build, [constant])
@@ -122,7 +132,7 @@ def _map(device: CpuDevice, spec: MapSpec) -> CpuKernel:
         reach = [stride * (spec.bucket - 1) + offset + spec.n for stride, offset in spec.inputs]
         addresses = tuple(b.address(name, 4 * elements) for name, elements in zip(inputs, reach, strict=True))
         out = b.address("out", 4 * spec.n * spec.bucket)
-        base = record(6, b, _ROWS[spec.rows], spec.bucket, [code_words.address, 0, out])
+        base = record(OP_MAP, b, _ROWS[spec.rows], spec.bucket, [code_words.address, 0, out])
         return Record(base.words, scratch, addresses)
 
     return CpuKernel(spec, ("step", *inputs, "out"), build, [code_words])
