@@ -42,12 +42,12 @@ def load_component(engine: Engine, config: str, wasm: Path, folder: Path, progre
                     progress(f"compiled code is not usable here ({str(error).splitlines()[0]}), compiling again")
         if progress is not None:
             progress(f"compiling {wasm.name} ({len(data) / 1e6:.1f} MB)")
-        component = Component(engine, data)
-        machine_code = component.serialize()
+        machine_code = Component(engine, data).serialize()
         digest = hashlib.sha256(machine_code).hexdigest()
-        _write(folder / f"{name}-{digest[:32]}.cwasm", machine_code)
+        code = folder / f"{name}-{digest[:32]}.cwasm"
+        _write(code, machine_code)
         _write(folder / f"{name}.sha256", digest.encode())  # last: it names the code file
-    return component
+        return Component.deserialize_file(engine, str(code))  # mapped from the file, instead of a copy in memory
 
 
 def _own(folder: Path) -> None:

@@ -69,7 +69,7 @@ class Limits:
     memory_bytes: int = 256 << 20
     step_cpu_s: float = 10.0
     total_cpu_s: float = 120.0
-    text_bytes: int = 16 << 20  # longest answer of a step and longest payload of a host call, in characters
+    text_chars: int = 16 << 20  # longest answer of a step, and longest payload of a host call
 
 
 class Sandbox:
@@ -105,7 +105,7 @@ class Sandbox:
         self._spares: deque[_Machine] = deque()
         self._guests: weakref.WeakSet[GuestInstance] = weakref.WeakSet()
         self._ticker = EpochTicker(self._engine)
-        self._pool = ThreadPoolExecutor(workers or min(4, os.cpu_count() or 1), thread_name_prefix="inferlet")
+        self._pool = ThreadPoolExecutor(workers or (os.cpu_count() or 1) + 6, thread_name_prefix="inferlet")
         self._spare_pool = ThreadPoolExecutor(1, thread_name_prefix="inferlet-spares", initializer=_lower_priority)
         self._closed = False
 
@@ -259,8 +259,8 @@ class GuestInstance:
             _here.guest = None
         if self._stop is not None:  # closed, or over a budget, in the step's last moments
             raise self._stop
-        if len(answer) > self.limits.text_bytes:
-            raise OutputLimitExceeded(f"the inferlet answered {len(answer):,} characters at once; the limit is {self.limits.text_bytes:,}")
+        if len(answer) > self.limits.text_chars:
+            raise OutputLimitExceeded(f"the inferlet answered {len(answer):,} characters at once; the limit is {self.limits.text_chars:,}")
         if self.cpu_s > self.limits.total_cpu_s:
             raise CpuBudgetExceeded(self._over_total())
         return answer
@@ -288,7 +288,7 @@ def _host_call(op: str, payload: str) -> str:
     """host.call of whichever guest runs in this thread. Never raises: wasmtime-py keeps one exception slot for all guests."""
     try:
         guest: GuestInstance = _here.guest
-        limit = guest.limits.text_bytes
+        limit = guest.limits.text_chars
         if len(payload) > limit:
             return _refusal("OutputLimitExceeded", f"{op}: {len(payload):,} characters in one call; the limit is {limit:,}")
         return guest.port.call(op, payload)
