@@ -68,7 +68,7 @@ class LaneLayout:
         return [row, status_word, *chain.from_iterable(channels), *outs, *params]
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def lane_layout(program: Program) -> LaneLayout:
     """The layout of `program`; cached."""
     return LaneLayout(program)

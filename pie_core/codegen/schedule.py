@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain
 from typing import Literal
 
 from pie_core.codegen.layout import LaneLayout, lane_layout
+from pie_core.codegen.wgsl_lib import helpers_for
 from pie_core.eta.errors import ProgramError
 from pie_core.eta.flow import pending_values
-from pie_core.eta.ops import OPS
+from pie_core.eta.ops import OPS, variant
 from pie_core.eta.program import Node, Program
 from pie_core.eta.rules import elements
 
-MAX_STATEMENTS = 8192  # ops of all loops together, fused chains counted once a loop
+MAX_LINES = 8192  # WGSL lines after inlining, all loops together: compilers inline everything, 20,000 lines take lavapipe half a minute
 
 
 @dataclass(frozen=True)
@@ -138,14 +141,28 @@ def _stores(program: Program, layout: LaneLayout) -> list[tuple[int, tuple[Targe
 
 
 def _check_size(plan: Schedule) -> None:
-    total = len(plan.program.ops)
-    for phase in plan.phases:
-        for loop in phase:
-            total += len(loop_values(plan, loop))
-            if total > MAX_STATEMENTS:
-                raise ProgramError(
-                    f"the fused kernel would hold more than {MAX_STATEMENTS} ops: too many dependent reductions over long chains"
-                )
+    total = sum(_lines(plan.program, n) for n in plan.program.ops if not n.shape)
+    for loop in chain.from_iterable(plan.phases):
+        if total <= MAX_LINES:
+            total += sum(_lines(plan.program, plan.node(v)) for v in loop_values(plan, loop))
+    if total > MAX_LINES:
+        raise ProgramError(
+            f"the fused kernel would hold more than {MAX_LINES} lines: "
+            "use fewer transcendental ops, or fewer dependent reductions over long chains"
+        )
+
+
+def _lines(program: Program, node: Node) -> int:
+    """Lines of WGSL that a compiler sees for one op once its helpers are inlined."""
+    row = OPS[node.name]
+    if row.kind not in ("elementwise", "generator"):
+        return 1
+    return _template_lines(variant(node.name, tuple(program.ops[a].dtype for a in node.args), node.dtype, row.wgsl))
+
+
+@cache
+def _template_lines(template: str) -> int:
+    return 1 + helpers_for(template).count("\n")
 
 
 def loop_values(plan: Schedule, loop: Loop) -> list[int]:

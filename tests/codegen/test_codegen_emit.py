@@ -93,8 +93,27 @@ def test_fused_code_cannot_explode() -> None:
             ops.append(["sub", [max(0, len(ops) - 2), len(ops) - 1] if len(ops[-1][4]) == 0 else [len(ops) - 1, 0], {}, "f32", [64]])
     program = Program.parse(json.dumps({"chans": [], "ops": ops, "outs": [len(ops) - 1], "params": [], "stage": "epilogue", "v": 1}))
     for emit in (emit_epilogue_wgsl, emit_epilogue_cpu):
-        with pytest.raises(ProgramError, match="more than 8192 ops"):
+        with pytest.raises(ProgramError, match="more than 8192 lines"):
             emit(program)
+
+
+def test_transcendental_ops_weigh_what_they_inline_to() -> None:
+    def chain_of(op: str, n: int, first: Any = intrinsics.output) -> Program:
+        def fn() -> Any:
+            x = first(0)
+            for _ in range(n):
+                x = F[op](x)
+            return F["reduce_max"](F["broadcast"](x, 4) if not x.shape else x)
+
+        return traced(fn).program
+
+    def scalar(_: int) -> Any:
+        return F["reduce_max"](intrinsics.output(0))
+
+    for first in (intrinsics.output, scalar):
+        assert emit_epilogue_wgsl(chain_of("exp", 200, first)).source and emit_epilogue_wgsl(chain_of("neg", 1000, first)).source
+        with pytest.raises(ProgramError, match="fewer transcendental ops"):
+            emit_epilogue_wgsl(chain_of("exp", 600, first))
 
 
 def test_scratch_is_capped_and_temps_are_reused() -> None:
