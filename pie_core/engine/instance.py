@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pie_core.engine.channel import Channel, HostRole
+from pie_core.engine.channel_uses import channel_uses, reserve_cells, waits_for_its_own
 from pie_core.engine.errors import BudgetExceeded, EngineError, InstanceClosed, InvalidPass, InvalidState, PipelineClosed
-from pie_core.engine.forward import ChannelUse, Pass, PassSink, PassSpec, check_parts
+from pie_core.engine.forward import Pass, PassSink, PassSpec, check_parts
 from pie_core.engine.pages import PageOwner
 from pie_core.engine.pipeline import ForkEntry, Pipeline
-from pie_core.engine.program_info import ProgramInfo
 from pie_core.engine.values import Value
 from pie_core.engine.working_set import WorkingSet
 
@@ -132,7 +132,6 @@ class Instance(PageOwner):
     def close_pipeline(self, pipe: Pipeline) -> None:
         """No more submits to `pipe`; what it accepted still settles."""
         pipe.close()
-        self.pipelines.pop(pipe, None)
 
     def channel(
         self, dtype: str, shape: Sequence[int] = (), capacity: int = 1, *, seed: Iterable[int] | None = None, host: HostRole = None
@@ -208,7 +207,7 @@ class Instance(PageOwner):
             self._own(part.ws)
         info = engine.program_info(spec.program) if spec.program is not None else None
         params = tuple(spec.params)
-        uses, lane_uses, embed = self._uses(pipe, spec, info, params)
+        uses, lane_uses, embed = channel_uses(self, pipe, spec, info, params)
         if info is not None:
             rows = sum(len(p.reads) for p in parts)
             if rows < info.rows:
@@ -227,7 +226,7 @@ class Instance(PageOwner):
             seq=engine.accept(),
             accepted_at=engine.now(),
         )
-        self._reserve_cells(uses)
+        reserve_cells(uses)
         # nothing below can refuse
         self.outstanding += 1
         for part in parts:
@@ -253,15 +252,16 @@ class Instance(PageOwner):
     def idle(self, pipe: Pipeline) -> None:
         """The queue of `pipe` ran empty."""
         self.active.pop(pipe, None)
+        pipe.retire()
         if not self.active:
             self.engine.scheduler.instances.pop(self, None)
 
     def stuck(self) -> bool:
         """Whether no queued pass can ever run unless this instance itself does something: nothing is in flight, and every
         pipeline's next entry waits for a cell or a working set, not for pages or a turn."""
-        if not self.active or any(pipe.flying for pipe in self.pipelines) or any(pipe.flying for pipe in self.active):
+        if not self.active or any(pipe.flying for pipe in self.pipelines):
             return False
-        return all(self._waits_for_self(pipe.queue[0]) for pipe in self.active)
+        return all(waits_for_its_own(pipe.queue[0]) for pipe in self.active)
 
     def close(self, cause: EngineError | None = None) -> None:
         """End everything: queued passes are cancelled, every page, cell and handle is free at once, results of passes in
@@ -271,7 +271,7 @@ class Instance(PageOwner):
         self.closed = True
         cause = cause or InstanceClosed(f"instance {self.name!r} was closed")
         engine = self.engine
-        for pipe in {**self.pipelines, **self.active}:
+        for pipe in self.pipelines:
             pipe.closed = True
             engine.forget_return(pipe)
             for work in [*pipe.flying, *pipe.queue]:
@@ -332,63 +332,6 @@ class Instance(PageOwner):
         self.receive(channel, take, sink)
         return future
 
-    def _uses(
-        self, pipe: Pipeline, spec: PassSpec, info: ProgramInfo | None, params: tuple[int, ...]
-    ) -> tuple[list[ChannelUse], list[ChannelUse], ChannelUse | None]:
-        """(each channel once, in the program's order, the one that feeds the tokens). Raises InvalidPass, ChannelError."""
-        n_channels, n_params = (len(info.channels), info.params) if info is not None else (0, 0)
-        if len(spec.channels) != n_channels or len(params) != n_params:
-            raise InvalidPass(
-                f"the program has {n_channels} channels and {n_params} parameters, the pass gives {len(spec.channels)} and {len(params)}"
-            )
-        for k, word in enumerate(params):
-            if type(word) is not int or not 0 <= word < 1 << 32:
-                raise InvalidPass(f"params[{k}] = {word!r} is not a 32-bit word")
-        embed = None
-        uses: list[ChannelUse] = []
-        lane_uses: list[ChannelUse] = []
-        if isinstance(spec.tokens, Channel):
-            embed = ChannelUse(spec.tokens, uses_front=True, takes=True, puts=False)
-            uses.append(embed)
-        if info is not None:
-            for k, (channel, chan, effect) in enumerate(zip(spec.channels, info.channels, info.effects, strict=True)):
-                if (channel.dtype, channel.shape) != (chan.dtype, chan.shape):
-                    raise InvalidPass(f"channels[{k}] is a {channel.describe()}, the program expects {chan.dtype}{list(chan.shape)}")
-                if embed is not None and channel is embed.channel:
-                    if effect.uses_cell:
-                        raise InvalidPass(f"channels[{k}]: its cell feeds the pass's tokens, so the program may only put into it")
-                    use, embed.puts = embed, bool(effect.puts)
-                elif any(channel is other.channel for other in lane_uses):
-                    raise InvalidPass(f"channels[{k}]: the same channel twice; a program has one entry for each")
-                else:
-                    use = ChannelUse(channel, uses_front=effect.uses_cell, takes=bool(effect.takes), puts=bool(effect.puts))
-                    uses.append(use)
-                lane_uses.append(use)
-        for use in uses:
-            self._check_role(use, pipe)
-        return uses, lane_uses, embed
-
-    def _check_role(self, use: ChannelUse, pipe: Pipeline) -> None:
-        channel = use.channel
-        if channel.closed or channel not in self.channels:
-            raise InvalidState("the channel is closed, or belongs to another instance")
-        if use.uses_front and (channel.host == "reader" or channel.stops is not None):
-            raise InvalidPass(f"a pass cannot take from a {channel.describe()} that the host reads: use a second channel")
-        if use.puts and channel.host == "writer":
-            raise InvalidPass(f"a pass cannot put into a host-written {channel.describe()}: use a second channel")
-        other = channel.pipe
-        if channel.host == "writer" and other is not None and other is not pipe and not (other.closed or other.stopped):
-            raise InvalidPass(f"a host-written {channel.describe()} has one consumer, but two pipelines take from it: use one each")
-
-    @staticmethod
-    def _reserve_cells(uses: list[ChannelUse]) -> None:
-        written = [use for use in uses if use.channel.host == "writer" and use.uses_front]
-        for use in written:
-            use.channel.reserve(take=False)  # raises before anything is taken
-        for use in written:
-            if use.takes:
-                use.channel.reserve(take=True)
-
     def _enqueue(self, pipe: Pipeline, entry: Pass | ForkEntry) -> None:
         pipe.queue.append(entry)
         self.active[pipe] = None
@@ -396,17 +339,3 @@ class Instance(PageOwner):
         engine.scheduler.instances[self] = None
         engine.returned(pipe)
         engine.poke()
-
-    @staticmethod
-    def _waits_for_self(entry: Pass | ForkEntry) -> bool:
-        if isinstance(entry, ForkEntry):
-            return not entry.ready()
-        if any(not part.ws.born or not part.ws.order.may_run(part.ticket) for part in entry.parts):
-            return True
-        for use in entry.uses:
-            channel = use.channel
-            if channel.poison is not None:
-                return False
-            if (use.uses_front and channel.tail <= channel.head) or (use.puts and not use.takes and not channel.room()):
-                return True
-        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pie_core.engine.metrics import Metrics
 from pie_core.engine.pipeline import Pipeline
 
 LONGEST = 0.003  # seconds; the bound on waiting for anybody
@@ -13,12 +14,12 @@ class Linger:
     """Who is expected back and until when. A pipeline that does not come back in time is silent: it is not waited for again
     until it has once come back quickly."""
 
-    __slots__ = ("_delay", "deadline", "expected", "timeouts")
+    __slots__ = ("_delay", "_metrics", "deadline", "expected")
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
         self.expected: set[Pipeline] = set()
         self.deadline = 0.0
-        self.timeouts = 0
         self._delay = LONGEST / 3  # smoothed seconds between an answer and the next submit
 
     def answered(self, pipe: Pipeline, now: float) -> None:
@@ -49,7 +50,7 @@ class Linger:
         left = self.deadline - now
         if left > 0:
             return left
-        self.timeouts += 1
+        self._metrics.lingers += 1
         for pipe in self.expected:
             pipe.silent = True
         self._delay = min(LONGEST, self._delay * 1.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Coroutine
 from typing import Any
@@ -22,6 +23,8 @@ from pie_core.engine.scheduler import Scheduler
 from pie_core.engine.settle import settle_passes
 from pie_core.engine.step import Step
 from pie_core.eta.program import Program
+
+_logger = logging.getLogger(__name__)
 
 AHEAD = 2  # steps in flight at most: one runs, the next is enqueued
 
@@ -54,7 +57,7 @@ class Engine:
         self.scheduler = Scheduler(self.limits, self.pool, runner.copy_page)
         self.lost: EngineError | None = None
         self._infos = ProgramInfos(self.limits)
-        self._linger = Linger()
+        self._linger = Linger(self.metrics)
         self._flights: deque[_Flight] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
@@ -112,7 +115,6 @@ class Engine:
         """Counters and what is held now."""
         return {
             **self.metrics.snapshot(),
-            "lingers": self._linger.timeouts,
             "pages_used": self.pool.used,
             "pages_free": self.pool.free,
             "arena_words_used": self.arena.used,
@@ -173,8 +175,11 @@ class Engine:
                 await self._sleep()
         except Exception as error:
             # a fault of the engine itself: nothing may wait for ever on a loop that is gone
+            _logger.exception("the step loop failed")
             self._lose(EngineLost(f"the engine failed: {type(error).__name__}: {error}"))
-            raise
+            for flight in self._flights:
+                flight.task.cancel()
+            self._flights.clear()
 
     def _fill(self) -> bool:
         """Submit a step if there is work and this is the moment. False: nothing to do until something happens."""
@@ -264,6 +269,7 @@ class Engine:
                 part.ws.fail(cause, None)
             if work.final:
                 work.pipe.flying.remove(work)
+                work.pipe.retire()
             else:
                 work.pipe.queue.remove(work)
                 if not work.pipe.queue:

@@ -66,6 +66,12 @@ class Pipeline:
         """No more submits; what was accepted still settles. Twice is harmless."""
         self.closed = True
         self.instance.engine.forget_return(self)
+        self.retire()
+
+    def retire(self) -> None:
+        """Forget a closed pipeline once everything it accepted has ended."""
+        if self.closed and not self.queue and not self.flying:
+            self.instance.pipelines.pop(self, None)
 
     def stop_when(self, channel: Channel) -> None:
         """End this pipeline at the first true value that a pass puts into `channel` (bool, one element). Raises InvalidState."""

@@ -29,6 +29,7 @@ class Scheduler:
         self._short = min(SHORT_PASS, limits.max_tokens)
         self.instances: dict[Instance, None] = {}  # those with queued entries, in the order of their turns
         self.waiting: list[tuple[Pass, int]] = []  # passes that found too few free pages in the last fill, with their need
+        self._overdue: Pass | None = None  # a ready pass whose last tokens need more room than decode left: first in the next step
         self.changed = False  # whether the last fill failed a pass or ran a fork, so that another one may find more
         self._reserve: tuple[int, int] | None = None  # (age, pages) of the oldest instance that waited in the last fill
 
@@ -42,6 +43,9 @@ class Scheduler:
         self._reserve = (oldest[0].instance.age, oldest[1]) if oldest is not None else None
         long: list[tuple[Pipeline, Pass]] = []
         limited = False
+        first, self._overdue = self._overdue, None
+        if first is not None and not first.ended and first.pipe.queue and first.pipe.queue[0] is first and self._admit(first, step) is None:
+            self._take(first.pipe, first, step, step.chunk_for(first))
         for pipe in self._turns():
             queue = pipe.queue
             while queue:
@@ -78,6 +82,8 @@ class Scheduler:
                 limited = limited or count < work.remaining
                 if count:
                     self._take(pipe, work, step, count)
+                elif self._overdue is None:
+                    self._overdue = work
             if not pipe.queue:
                 pipe.instance.idle(pipe)
         if limited:

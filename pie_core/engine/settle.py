@@ -20,8 +20,10 @@ def settle_passes(passes: list[Pass], results: memoryview, metrics: Metrics) -> 
             metrics.skipped_passes += 1
             if pipe.flying and pipe.flying[0] is work:
                 pipe.flying.popleft()
+                pipe.retire()
             continue
         pipe.flying.popleft()
+        pipe.retire()
         cause = _fault(work, words)
         if cause is not None:
             metrics.failed_passes += 1

@@ -141,6 +141,27 @@ async def test_closing_at_every_moment_frees_everything(after: int) -> None:
         other.close()
 
 
+async def test_a_closed_pipeline_still_settles_and_still_ends_with_its_instance() -> None:
+    runner = FakeRunner()
+    runner.hold = True
+    async with running(runner) as engine:
+        first, second = engine.open_instance("first"), engine.open_instance("second")
+        outs = []
+        for inst in (first, second):
+            pipe = inst.pipeline()
+            outs.append(inst.submit(pipe, greedy([1], inst.working_set()))[0])
+            inst.close_pipeline(pipe)
+        await settle()
+        first.close()
+        with pytest.raises(InstanceClosed):
+            await outs[0]
+        runner.hold = False
+        runner.release()
+        assert await outs[1] == reference([1])
+        assert not second.pipelines
+        second.close()
+
+
 async def test_what_can_never_fit_fails_with_numbers() -> None:
     async with running(FakeRunner(limits(pages=3))) as engine:
         inst, capped = engine.open_instance("big"), engine.open_instance("capped", limits=InstanceLimits(pages=1))
