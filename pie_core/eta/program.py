@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from pie_core.eta.dtypes import DTYPES
@@ -75,7 +76,11 @@ class Program:
         """Canonical JSON: sorted keys, no spaces."""
         if self._text is None:
             chans = ",".join([f'{{"cap":{c.cap},"dtype":"{c.dtype}","shape":{_ints(c.shape)}}}' for c in self.chans])
-            ops = ",".join([f'["{n.name}",{_ints(n.args)},{_attrs(n.attrs)},"{n.dtype}",{_ints(n.shape)}]' for n in self.ops])
+            rows = [
+                f'["{name}",{_ints(args)},{_attrs(attrs) if attrs else "{}"},"{dtype}",{_ints(shape)}]'
+                for name, args, attrs, dtype, shape in self.ops
+            ]
+            ops = ",".join(rows)
             params = '","'.join(self.params)
             params = f'["{params}"]' if params else "[]"
             self._text = (
@@ -138,13 +143,12 @@ class Program:
         return "\n".join(lines)
 
 
-def _ints(values: Iterable[int]) -> str:
+@lru_cache(maxsize=4096)
+def _ints(values: tuple[int, ...]) -> str:
     return f"[{','.join(map(str, values))}]"
 
 
 def _attrs(attrs: Attrs) -> str:
-    if not attrs:
-        return "{}"
     pairs = [f'"{k}":"{v}"' if isinstance(v, str) else f'"{k}":{v}' for k, v in sorted(attrs.items())]
     return f"{{{','.join(pairs)}}}"
 
