@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pie_core.codegen.cpu import CpuProgram, emit_epilogue_cpu, emit_map_cpu
+from pie_core.codegen.cpu import CpuProgram, emit_epilogue_cpu
 from pie_core.codegen.layout import LaneLayout, lane_layout
-from pie_core.codegen.wgsl import WgslKernel, emit_epilogue_wgsl, emit_map_wgsl
+from pie_core.codegen.maps import emit_map_cpu, emit_map_wgsl
+from pie_core.codegen.wgsl import WgslKernel, emit_epilogue_wgsl
 
 __all__ = [
     "CpuProgram",

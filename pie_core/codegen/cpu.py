@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pie_core.codegen.cpu_source import opcodes
 from pie_core.codegen.layout import ROW, STATUS
 from pie_core.codegen.schedule import Loop, Schedule, Sink, loop_values, scalar_key, scalar_order, schedule
-from pie_core.codegen.wgsl import check_map
 from pie_core.eta.errors import ProgramError
 from pie_core.eta.ops import OPS, variant
 from pie_core.eta.program import Node, Program
@@ -40,11 +39,12 @@ class CpuProgram:
     scratch_bytes: int
 
 
-def _operand(kind: int, index: int) -> int:
+def operand_word(kind: int, index: int) -> int:
+    """An operand: SCALAR slot, TEMP, row of LOGITS or HIDDEN, INPUT, or the lane word of an ARENA, RESULTS or LANES place."""
     return kind << 28 | index
 
 
-class _Code:
+class Code:
     """Instructions of the block being written, scalar slots, and temps with reuse."""
 
     def __init__(self) -> None:
@@ -55,23 +55,28 @@ class _Code:
         self.free: list[int] = []
 
     def emit(self, name: str, d: int, a: int = 0, b: int = 0, *, c: int = 0, key: str = "", imm: int = 0) -> None:
+        """Append an instruction to the block."""
         self.block.append((opcodes()[name, key], imm, d, a, b, c))
 
     def slot(self) -> int:
+        """A new scalar slot, as an operand."""
         self.scalars += 1
-        return _operand(SCALAR, self.scalars - 1)
+        return operand_word(SCALAR, self.scalars - 1)
 
     def temp(self) -> int:
+        """A temp, as an operand; an unused one if there is any."""
         if self.free:
-            return _operand(TEMP, self.free.pop())
+            return operand_word(TEMP, self.free.pop())
         self.temps += 1
-        return _operand(TEMP, self.temps - 1)
+        return operand_word(TEMP, self.temps - 1)
 
     def release(self, operand: int) -> None:
+        """Give a temp back; other operands are left alone."""
         if operand >> 28 == TEMP:
             self.free.append(operand & 0xFFFFFFF)
 
     def close(self, kind: int, n: int = 1) -> None:
+        """End the block as `kind` over n elements; an empty one is dropped."""
         if self.block or kind == END:
             self.blocks += [kind, 6 * len(self.block), n]
             for instruction in self.block:
@@ -79,6 +84,7 @@ class _Code:
             self.block = []
 
     def program(self, header: Sequence[int], extra: Sequence[int] = ()) -> CpuProgram:
+        """The whole program behind a header; `extra` words stand between header and blocks. Raises ProgramError over the scratch cap."""
         self.close(END)
         scratch = 16 * self.scalars + 4 * CHUNK * self.temps
         if scratch > MAX_SCRATCH:
@@ -87,8 +93,8 @@ class _Code:
         return CpuProgram((MAGIC, 8 + len(body), *header, self.scalars, self.temps, 0, *body), scratch)
 
 
-def _apply(code: _Code, program: Program, node: Node, d: int, operands: Sequence[int], *, element: int = 0) -> None:
-    """One elementwise op or generator."""
+def apply(code: Code, program: Program, node: Node, d: int, operands: Sequence[int], *, element: int = 0) -> None:
+    """Append one elementwise op or generator; `element` is the index a scalar generator starts at."""
     row = OPS[node.name]
     if "" in row.c:
         key = ""
@@ -102,15 +108,15 @@ def _apply(code: _Code, program: Program, node: Node, d: int, operands: Sequence
 class _Epilogue:
     def __init__(self, plan: Schedule) -> None:
         self.plan = plan
-        self.code = _Code()
+        self.code = Code()
         self.known: dict[tuple[int, int], int] = {}  # (value, element) -> scalar slot
 
     def source(self, node: Node) -> int | None:
         """Operand of a vector that lies in memory."""
         if node.name == "output":
-            return _operand(REGIONS[str(node.attrs["name"])], int(node.attrs["index"]))
+            return operand_word(REGIONS[str(node.attrs["name"])], int(node.attrs["index"]))
         if "chan" in node.attrs:
-            return _operand(ARENA, self.plan.layout.take(int(node.attrs["chan"])))
+            return operand_word(ARENA, self.plan.layout.take(int(node.attrs["chan"])))
         return None
 
     def scalar(self, value: int, element: int = 0) -> int:
@@ -128,16 +134,16 @@ class _Epilogue:
         if source is not None:
             code.emit(load, d, source, imm=element)
         elif node.name == "param":
-            code.emit(load, d, _operand(LANES, self.plan.layout.param(int(node.attrs["slot"]))))
+            code.emit(load, d, operand_word(LANES, self.plan.layout.param(int(node.attrs["slot"]))))
         elif node.name == "const":
             bits = int(node.attrs["bits"])
             code.emit("const", d, imm=0xFFFFFFFF if node.dtype == "bool" and bits else bits)
         elif OPS[node.name].kind == "generator":
             seeds = [self.scalar(node.args[0], 0), self.scalar(node.args[0], 1)] if node.args else []
-            _apply(code, self.plan.program, node, d, seeds, element=element)
+            apply(code, self.plan.program, node, d, seeds, element=element)
             code.emit("splat", d, d)
         else:
-            _apply(code, self.plan.program, node, d, [self.scalar(a, element) for a in node.args])
+            apply(code, self.plan.program, node, d, [self.scalar(a, element) for a in node.args])
         return d
 
     def prepare(self, values: Sequence[int], loop: Loop) -> None:
@@ -224,7 +230,7 @@ class _Epilogue:
             elif OPS[node.name].kind == "generator":
                 local[value] = code.temp()
                 seeds = [self.scalar(node.args[0], 0), self.scalar(node.args[0], 1)] if node.args else []
-                _apply(code, plan.program, node, local[value], seeds)
+                apply(code, plan.program, node, local[value], seeds)
             else:
                 args = [plan.resolve(a) for a in node.args]
                 operands = [local[a] if plan.node(a).shape else self.scalar(a) for a in args]
@@ -232,7 +238,7 @@ class _Epilogue:
                     if last.get(a) == value and a in local:
                         code.release(local[a])  # an op may write over an operand that ends here
                 local[value] = code.temp()
-                _apply(code, plan.program, node, local[value], operands)
+                apply(code, plan.program, node, local[value], operands)
             self.consume(sinks.get(value, ()), local[value], accumulators)
             if value not in last:
                 code.release(local[value])
@@ -247,7 +253,7 @@ class _Epilogue:
     def store(self, sink: Sink, operand: int) -> None:
         masks = int(self.plan.node(sink.id).dtype == "bool")
         for target in sink.targets:
-            self.code.emit("store", _operand(REGIONS[target.region], target.word), operand, imm=masks)
+            self.code.emit("store", operand_word(REGIONS[target.region], target.word), operand, imm=masks)
 
     def run(self) -> CpuProgram:
         code, plan = self.code, self.plan
@@ -260,7 +266,7 @@ class _Epilogue:
         code.emit("const", status)
         for flag in flags:
             code.emit("or", status, status, flag, key="bool")
-        code.emit("store", _operand(RESULTS, STATUS), status)
+        code.emit("store", operand_word(RESULTS, STATUS), status)
         code.close(ONCE)
         widths = [plan.program.width("logits") or 0, plan.program.width("hidden") or 0]
         return code.program([plan.layout.words, *widths])
@@ -270,41 +276,3 @@ def emit_epilogue_cpu(program: Program) -> CpuProgram:
     """The word list of an epilogue for `vm_epilogue`. Raises ProgramError when the stage is another one or a cap is exceeded."""
     assert ROW == 0, "vm.c reads the first row from lane word 0"
     return _Epilogue(schedule(program)).run()
-
-
-def emit_map_cpu(program: Program, n: int, inputs: Sequence[tuple[int, int]], rows: str, bucket: int) -> CpuProgram:
-    """The word list of a map program for `vm_map`: `out[t*n + i] = f(in{k}[t*stride_k + offset_k + i], …)` for all rows of the step
-    (`step[0]` for rows="tokens", `step[1]` for "reads"); `bucket` bounds them elsewhere and is not needed here. Raises ProgramError."""
-    check_map(program, n, inputs, rows)
-    code = _Code()
-    where: dict[int, int] = {}
-    uses: dict[int, int] = {}
-    for index, node in enumerate(program.ops):
-        uses.update(dict.fromkeys(node.args, index))
-    uses[program.outs[0]] = len(program.ops)
-    vectors = []
-    for index, node in enumerate(program.ops):
-        if index not in uses:
-            continue
-        if node.name == "const":
-            where[index] = code.slot()
-            code.emit("const", where[index], imm=0xFFFFFFFF if node.dtype == "bool" and node.attrs["bits"] else int(node.attrs["bits"]))
-        elif node.name == "input":
-            where[index] = _operand(INPUT, int(node.attrs["index"]))
-        elif not node.shape:
-            where[index] = code.slot()
-            _apply(code, program, node, where[index], [where[a] for a in node.args])
-        else:
-            vectors.append(index)
-    code.close(ONCE)
-    for index in vectors:
-        node = program.ops[index]
-        for a in set(node.args):
-            if uses[a] == index:
-                code.release(where[a])
-        where[index] = code.temp()
-        _apply(code, program, node, where[index], [where[a] for a in node.args])
-    result = where[program.outs[0]]
-    code.emit("store", _operand(OUT, 0), result)
-    code.close(LOOP, n)
-    return code.program([0 if rows == "tokens" else 1, len(inputs), n], [w for pair in inputs for w in pair])

@@ -1,4 +1,4 @@
-"""Renders Programs as WGSL: epilogues with one workgroup a lane, maps with one thread an element.
+"""Renders epilogue Programs as WGSL, one workgroup a lane.
 
 Every name comes from a counter, every number from the verified program; nothing of a program's text reaches the source as text.
 """
@@ -18,7 +18,6 @@ from pie_core.eta.program import Node, Program
 from pie_core.eta.rules import show
 
 MAX_ITERATIONS = 60_000  # loop iterations of one invocation, all loops together; lavapipe cuts at 65,535
-MAX_GRID = 65_535  # workgroups along x
 TREE = 16  # partial results that one thread joins in the first step of a reduction
 SLOTS = 8  # workgroup arrays for reductions that share their barriers
 TYPES = {"f32": "f32", "i32": "i32", "u32": "u32", "bool": "bool"}
@@ -55,7 +54,7 @@ def constant(bits: int, dtype: str) -> str:
     return value_of(word, dtype)
 
 
-class _Writer:
+class Writer:
     """Lines, fresh names, and the ops both kinds of kernel share."""
 
     def __init__(self) -> None:
@@ -64,24 +63,28 @@ class _Writer:
         self._names = 0
 
     def line(self, text: str) -> None:
+        """Append one line at the present indent."""
         self.lines.append(self.indent + text)
 
     def name(self) -> str:
+        """A fresh name."""
         self._names += 1
         return f"v{self._names}"
 
     def let(self, expr: str, note: str = "") -> str:
+        """Append a let; its name."""
         name = self.name()
         self.line(f"let {name} = {expr};" + (f"  // {note}" if note else ""))
         return name
 
 
-def _note(index: int, node: Node) -> str:
+def note_of(index: int, node: Node) -> str:
+    """Comment that names the source op of a line."""
     args = ", ".join(f"%{a}" for a in node.args)
     return f"%{index} {node.name}({args}) {show(node.type)}"
 
 
-class _Epilogue(_Writer):
+class _Epilogue(Writer):
     def __init__(self, plan: Schedule, workgroup: int) -> None:
         super().__init__()
         self.plan = plan
@@ -106,7 +109,7 @@ class _Epilogue(_Writer):
         key = scalar_key(self.plan, value, element)
         for step in scalar_order(self.plan, *key, self.scalars):
             node = self.plan.node(step[0])
-            self.scalars[step] = self.let(self.scalar_expr(step[0], node, step[1]), _note(step[0], node))
+            self.scalars[step] = self.let(self.scalar_expr(step[0], node, step[1]), note_of(step[0], node))
         return self.scalars[key]
 
     def scalar_expr(self, value: int, node: Node, element: int) -> str:
@@ -180,7 +183,7 @@ class _Epilogue(_Writer):
 
         for value in values:
             node = plan.node(value)
-            local[value] = self.let(self.element(value, node, "i", operand), _note(value, node))
+            local[value] = self.let(self.element(value, node, "i", operand), note_of(value, node))
         for fold in folds:
             fold.step(self, operand(fold.source))
         for sink in loop.sinks:
@@ -258,7 +261,7 @@ class _Epilogue(_Writer):
                     continue
                 node = plan.node(fold.id)
                 final = fold.rule.final.format(fold.acc)
-                self.scalars[fold.id, 0] = self.let(f"bitcast<i32>({fold.arg})" if fold.rule.arg else final, _note(fold.id, node))
+                self.scalars[fold.id, 0] = self.let(f"bitcast<i32>({fold.arg})" if fold.rule.arg else final, note_of(fold.id, node))
         self.line("// scalar results")
         values = [(sink, self.scalar(sink.id)) for sink in plan.stores]
         for sink in plan.stores:
@@ -306,7 +309,7 @@ BINDING_TYPES = {"logits": "f32", "hidden": "f32"}
 class _Accumulator:
     """One reduction of a loop in WGSL: its variables and the code of each step."""
 
-    def __init__(self, writer: _Writer, plan: Schedule, sink: Sink) -> None:
+    def __init__(self, writer: Writer, plan: Schedule, sink: Sink) -> None:
         self.id = sink.id if sink.kind == "reduce" else None  # None: the NaN flag of a row
         self.slot = 0
         self.acc, self.arg = writer.name(), writer.name()
@@ -317,7 +320,7 @@ class _Accumulator:
             self.source = node.args[0]
             self.rule = variant(node.name, (plan.program.ops[self.source].dtype,), node.dtype, OPS[node.name].wgsl)
 
-    def step(self, writer: _Writer, value: str) -> None:
+    def step(self, writer: Writer, value: str) -> None:
         """Take one element."""
         lifted = self.rule.lift.format(value)
         if self.rule.arg:
@@ -326,19 +329,19 @@ class _Accumulator:
         else:
             writer.line(f"{self.acc} = {self.rule.join.format(self.acc, lifted)};")
 
-    def save(self, writer: _Writer, array: str, index: str) -> None:
+    def save(self, writer: Writer, array: str, index: str) -> None:
         """Write the accumulator to workgroup memory."""
         writer.line(f"{array}{self.slot}[{index}] = {word_of(self.acc, self.rule.acc)};")
         if self.rule.arg:
             writer.line(f"{array}{self.slot + 1}[{index}] = {self.arg};")
 
-    def load(self, writer: _Writer, array: str, index: str) -> None:
+    def load(self, writer: Writer, array: str, index: str) -> None:
         """Read the accumulator from workgroup memory."""
         writer.line(f"{self.acc} = {value_of(f'{array}{self.slot}[{index}]', self.rule.acc)};")
         if self.rule.arg:
             writer.line(f"{self.arg} = {array}{self.slot + 1}[{index}];")
 
-    def join(self, writer: _Writer, array: str, index: str) -> None:
+    def join(self, writer: Writer, array: str, index: str) -> None:
         """Join the accumulator with one in workgroup memory."""
         other = value_of(f"{array}{self.slot}[{index}]", self.rule.acc)
         if not self.rule.arg:
@@ -366,64 +369,3 @@ def emit_epilogue_wgsl(program: Program, workgroup: int = 256) -> WgslKernel:
     if workgroup % TREE or not TREE <= workgroup <= 256:
         raise ValueError(f"workgroup must be a multiple of {TREE} from {TREE} to 256, got {workgroup}")
     return _Epilogue(schedule(program), workgroup).source()
-
-
-def emit_map_wgsl(
-    program: Program, n: int, inputs: Sequence[tuple[int, int]], rows: str, bucket: int, *, workgroup: int = 256
-) -> WgslKernel:
-    """The kernel of a map program over every row: `out[t*n + i] = f(in{k}[t*stride_k + offset_k + i], …)`, one thread an element, rows
-    below `step[0]` (rows="tokens") or `step[1]` ("reads") only. Bindings: step, in0, …, out (rw). Grid: ceil(n * bucket / workgroup)
-    along x."""
-    check_map(program, n, inputs, rows)
-    grid = -(-n * bucket // workgroup)
-    if bucket < 1 or grid > MAX_GRID:
-        raise ProgramError(f"a map of {n} elements over {bucket} rows needs {grid} workgroups, from 1 to {MAX_GRID} fit one launch")
-    writer = _Writer()
-    names: list[str] = []
-    for index, node in enumerate(program.ops):
-        dtypes = tuple(program.ops[a].dtype for a in node.args)
-        if node.name == "input":
-            stride, offset = inputs[int(node.attrs["index"])]
-            expr = f"in{node.attrs['index']}[t * {stride}u + {offset}u + i]"
-        elif node.name == "const":
-            expr = constant(int(node.attrs["bits"]), node.dtype)
-        else:
-            expr = str(variant(node.name, dtypes, node.dtype, OPS[node.name].wgsl).format(*[names[a] for a in node.args]))
-        names.append(writer.let(expr, _note(index, node)))
-    bindings = (("step", "r"), *[(f"in{k}", "r") for k in range(len(inputs))], ("out", "rw"))
-    types = {"step": "u32"}
-    declared = [
-        f"@group(0) @binding({i}) var<storage, {'read' if a == 'r' else 'read_write'}> {b}: array<{types.get(b, 'f32')}>;"
-        for i, (b, a) in enumerate(bindings)
-    ]
-    body = "\n".join(writer.lines)
-    source = [
-        f"// One thread an element of {n} over at most {bucket} rows; no loops.",
-        *declared,
-        "var<private> runtime_zero: u32;" if "runtime_zero" in body else "",
-        helpers_for(body),
-        f"@compute @workgroup_size({workgroup})",
-        "fn main(@builtin(global_invocation_id) id: vec3<u32>) {",
-        f"  let t = id.x / {n}u;",
-        f"  let i = id.x % {n}u;",
-        f"  if (t >= step[{0 if rows == 'tokens' else 1}]) {{ return; }}",
-        body,
-        f"  out[t * {n}u + i] = {names[program.outs[0]]};",
-        "}",
-    ]
-    return WgslKernel("\n".join(filter(None, source)) + "\n", workgroup, bindings, 0, (grid, 1, 1))
-
-
-def check_map(program: Program, n: int, inputs: Sequence[tuple[int, int]], rows: str) -> None:
-    """Raises ProgramError when a map program does not fit `n`, the number of inputs, or `rows`."""
-    if program.stage != "map":
-        raise ProgramError(f"a map program is needed here, the program's stage is {program.stage!r}")
-    if rows not in ("tokens", "reads"):
-        raise ProgramError(f"rows must be tokens or reads, got {rows!r}")
-    shapes = {node.shape for node in program.ops if node.name == "input"}
-    used = {int(node.attrs["index"]) for node in program.ops if node.name == "input"}
-    if shapes != {(n,)} or used != set(range(len(inputs))):
-        raise ProgramError(f"the map program has {len(used)} inputs of {sorted(shapes)} elements; asked for {len(inputs)} of {n}")
-    for stride, offset in inputs:
-        if stride < 0 or offset < 0:
-            raise ProgramError(f"an input's stride and offset are 0 or more, got {stride} and {offset}")
