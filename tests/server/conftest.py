@@ -26,10 +26,7 @@ class LiveServer:
 
     url: str
     model: str
-    process: subprocess.Popen[str]
-
-    def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+    client: openai.OpenAI
 
 
 @contextmanager
@@ -45,7 +42,8 @@ def pie_serve(*flags: str, seconds: float = 90) -> Iterator[LiveServer]:
             assert line is not None, f"pie serve ended with {process.wait()}"
             words = line.split()
             assert words[:2] == ["Pie", "serves"], line
-            yield LiveServer(words[-1], words[2], process)
+            with openai.OpenAI(base_url=f"{words[-1]}/v1", api_key="none", max_retries=0, timeout=60) as client:
+                yield LiveServer(words[-1], words[2], client)
         finally:
             process.terminate()
             code = process.wait(20)
