@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from pie_server.build.locks import build_lock
+from pie_server.build.artifacts import build_lock, prune
 from wasmtime import Engine, WasmtimeError
 from wasmtime.component import Component
 
@@ -47,6 +47,9 @@ def load_component(engine: Engine, config: str, wasm: Path, folder: Path, progre
         code = folder / f"{name}-{digest[:32]}.cwasm"
         _write(code, machine_code)
         _write(folder / f"{name}.sha256", digest.encode())  # last: it names the code file
+        kind = name.partition("-")[0]
+        for pattern in (f"{kind}-*.cwasm", f"{kind}-*.sha256", f"{kind}-*.lock"):
+            prune(folder, pattern)
         return Component.deserialize_file(engine, str(code))  # mapped from the file, instead of a copy in memory
 
 

@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from pie_server.build.artifacts import build_lock, prune
 from pie_server.build.cpu_module import BuildError, cache_root
-from pie_server.build.locks import build_lock
 
 import inferlet_sdk
 import pie_core
@@ -41,6 +41,8 @@ def python_component(cache: Path | None = None, progress: Progress | None = None
             with build_lock(target.with_suffix(".lock")):
                 if not target.is_file():  # another process may have built it meanwhile
                     _build(target, tool, version, progress)
+                    for pattern in ("python-*.wasm", "python-*.lock"):
+                        prune(target.parent, pattern)
         except OSError as error:
             raise BuildError(
                 f"cannot write the Python component under {target.parent}: {error.strerror}; set PIE_CACHE to a writable folder"

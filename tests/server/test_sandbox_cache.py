@@ -146,3 +146,17 @@ def test_the_environment_does_not_leak_into_the_build(tmp_path: Path, monkeypatc
     build._componentize(tool, tmp_path, tmp_path / "out.wasm")
     assert "PYTHONPATH" not in (tmp_path / "env").read_text()
     assert os.environ["PYTHONPATH"] == "/somewhere"
+
+
+def test_only_recent_results_are_kept(wasm: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    for k in range(7):
+        load_component(Engine(), f"settings {k}", wasm, folder)
+        for path in folder.iterdir():
+            os.utime(path, (path.stat().st_mtime - 10, path.stat().st_mtime - 10))
+    said = Progress()
+    load_component(Engine(), "settings 6", wasm, folder, said)
+    assert said.compiles == 0, "the newest is there"
+    assert [len(list(folder.glob(f"*{suffix}"))) for suffix in (".cwasm", ".sha256", ".lock")] == [4, 4, 4]
+    load_component(Engine(), "settings 0", wasm, folder, said)
+    assert said.compiles == 1, "the oldest was removed"

@@ -134,7 +134,7 @@ class ForwardPass:
         if isinstance(positions, (str, bytes)) or not isinstance(positions, Sequence) or not positions:
             raise UsageError(f"ForwardPass.read: positions is {_short(positions)}; use a list of token positions, for example [0, -1]")
         nested = isinstance(positions[0], (list, tuple))
-        self._reads = [list(p) for p in positions] if nested else [list(positions)]  # type: ignore[arg-type, call-overload]
+        self._reads = [list(p) for p in positions] if nested else [list(positions)]  # type: ignore[arg-type]
         for p in (p for group in self._reads for p in group):
             check_int("ForwardPass.read: position", p, -(2**31), 2**31)
 

@@ -94,8 +94,8 @@ class StepLoop(asyncio.AbstractEventLoop):
                     return
                 for _ in range(len(ready)):
                     handle = ready.popleft()
-                    if not handle._cancelled:  # type: ignore[attr-defined]
-                        handle._run()  # type: ignore[attr-defined]
+                    if not handle._cancelled:
+                        handle._run()
         finally:
             asyncio._set_running_loop(None)
 
@@ -150,19 +150,21 @@ class StepLoop(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return time.monotonic()
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None) -> asyncio.Handle:
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]  # there is one thread
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
@@ -183,7 +185,7 @@ class StepLoop(asyncio.AbstractEventLoop):
         self.background_tasks += 1
         return asyncio.Task(coro, loop=self, **options)
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
         raise RuntimeError(f"an inferlet has one thread; call {getattr(func, '__name__', func)} directly instead of in an executor")
 
     def run_until_complete(self, future: Any) -> Any:
@@ -210,5 +212,5 @@ class StepLoop(asyncio.AbstractEventLoop):
         _host.call_with("log", level="error", text=f"{context.get('message', 'unhandled exception')}{named}\n{detail}".rstrip())
 
 
-loop = StepLoop()
+loop = StepLoop()  # type: ignore[abstract]  # what is missing needs a selector, threads or processes
 sys.set_asyncgen_hooks(finalizer=loop._close_asyncgen)  # no other loop runs here

@@ -86,7 +86,8 @@ def lookup(fn: Callable[[], Any]) -> tuple[Any, Callable[[Any], None] | None]:
     code = fn.__code__
     plan = _plans.get(id(code))
     if plan is None:
-        return None, _first_time(code)
+        _first_time(code)
+        return None, None
     names = plan[1]
     if names is None:
         return None, None

@@ -143,7 +143,8 @@ def _encode(result: Any) -> str:
 
 
 def _deadlock(task: asyncio.Task[Any]) -> Deadlock:
-    line, awaitable = None, task.get_coro()
+    line: int | None = None
+    awaitable: Any = task.get_coro()
     while awaitable is not None:  # down the chain of awaits to the author's innermost line
         frame = getattr(awaitable, "cr_frame", None)
         if frame is not None and frame.f_code.co_filename == _file:

@@ -1,0 +1,36 @@
+"""Folders of built files: one process builds while the others wait, and only the recent results are kept."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+KEEP = 4  # results of one kind; a source tree under work makes a new one for each state of its sources
+
+
+@contextmanager
+def build_lock(path: Path) -> Iterator[None]:
+    """Hold the lock file `path`. Without flock nothing is held: builds are atomic, so that only costs time. Raises OSError."""
+    with path.open("w") as file:
+        if sys.platform != "win32":
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file closes, also by a crash
+        yield
+
+
+def prune(folder: Path, pattern: str, keep: int = KEEP) -> None:
+    """Remove all but the `keep` newest files that match `pattern`. What another process still has mapped stays whole for it."""
+    aged: list[tuple[float, Path]] = []
+    for path in folder.glob(pattern):
+        try:
+            aged.append((path.stat().st_mtime, path))
+        except FileNotFoundError:  # another process pruned it
+            continue
+    for _, path in sorted(aged, reverse=True)[keep:]:
+        try:
+            path.unlink(missing_ok=True)
+        except PermissionError:  # in use, where the system forbids removing such files: it stays until the next build
+            continue
