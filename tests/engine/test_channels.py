@@ -297,6 +297,26 @@ async def test_a_fault_poisons_and_others_go_on() -> None:
         inst.close()
 
 
+async def test_a_pass_in_flight_that_took_a_poisoned_cell_fails() -> None:
+    runner = FakeRunner()
+    runner.hold = True
+    async with running(runner) as engine:
+        inst = engine.open_instance("poison")
+        a, b, ch = inst.pipeline(), inst.pipeline(), inst.channel("i32")
+        bad = inst.channel("u32", seed=[VOCAB])
+        producer = inst.submit(a, spec(bad, [inst.working_set()], feed_back(ch)))[0]
+        inst.close_pipeline(a)  # not expected back, so the consumer's step goes out right behind
+        consumer = inst.submit(b, spec([1], [inst.working_set()], lambda: take(ch)))[0]
+        await settle()
+        assert len(runner.batches) == 2
+        runner.hold = False
+        runner.release()
+        for out in (producer, consumer):
+            with pytest.raises(PassFailed, match="NaN"):
+                await out
+        inst.close()
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

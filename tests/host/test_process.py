@@ -328,3 +328,45 @@ async def test_host_written_cells_flow_with_backpressure() -> None:
 
     async with running(FakeRunner()) as engine:
         assert await run(engine, script) == ["ChannelEmpty", "ChannelFull", 5, "ChannelFull", 6]
+
+
+async def test_settled_passes_free_their_budget() -> None:
+    async with running(FakeRunner()) as engine:
+        assert await run(engine, seed_loop, [3], budget=Budget(outstanding=1)) == generate([3], 8)
+
+
+async def test_a_skipped_pass_gives_its_reserved_cell_back() -> None:
+    from pie_core import eta
+    from pie_core.eta.channel import put, take
+
+    class Mask:
+        dtype, shape, capacity = "i32", (), 2
+
+    class Stop:
+        dtype, shape, capacity = "bool", (), 1
+
+    def stopping() -> Any:
+        put(Stop(), eta.ge(take(Mask()), 0))  # type: ignore[arg-type]
+        return eta.reduce_argmax(eta.intrinsics.output(0, "logits"))
+
+    stops, takes = traced(stopping), traced(lambda: take(Mask()) + 0)  # type: ignore[arg-type]
+    order = {"Mask": 0, "Stop": 1}
+
+    async def script(api: Api, _: Any) -> list[Any]:
+        mask = api.new("ch", dtype="i32", capacity=2, host="writer")
+        stop = api.new("ch", dtype="bool")
+        chans = [(mask, stop)[order[type(c).__name__]] for c in stops.channels]
+        pipe, other, ws = api.new("pipe"), api.new("pipe"), api.new("ws")
+        api.call("pipe.stop_when", pipe=pipe, ch=stop)
+        prog, second = api.program(stops.program.text), api.program(takes.program.text)
+        api.call("ch.put", ch=mask, words=[5])
+        api.call("ch.put", ch=mask, words=[6])
+        first, skipped = (api.submit(pipe, ws, [1], prog, params=list(stops.params), chans=chans)[0] for _ in range(2))
+        await first
+        with pytest.raises(HostError) as caught:
+            await skipped
+        value = await api.submit(other, api.new("ws"), [1], second, params=list(takes.params), chans=[mask])[0]
+        return [caught.value.type, value]
+
+    async with running(FakeRunner()) as engine:
+        assert await run(engine, script) == ["PassSkipped", 6]
