@@ -14,9 +14,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pie_server.adapters.cpu_module import WasmtimeCpuModule
-from pie_server.build.cpu_module import cpu_module
-
 from bench.report import Report
 from bench.yardsticks.int16_products import HEAD, LAYERS, SHAPES, Int16Products
 from pie_core.codegen import lane_layout
@@ -25,6 +22,8 @@ from pie_core.device.protocol import NONE, Buffer, EpilogueSpec, KernelSpec, Lau
 from pie_core.device.templates import template
 from pie_core.eta import Model, intrinsics, reduce_argmax, trace_epilogue
 from pie_core.eta.program import Node, Program
+from pie_server.adapters.cpu_module import WasmtimeCpuModule
+from pie_server.build.cpu_module import cpu_module
 
 WIDTH, QKV, FFN, VOCAB = 576, 960, 1536, 49_152
 HEADS, KV_HEADS, HEAD_DIM = 9, 3, 64

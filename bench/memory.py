@@ -66,7 +66,8 @@ def main() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    command = [str(Path(sys.executable).with_name("pie")), "serve", "--port", str(port), "--device", args.device, "--kv-pool-mb", str(POOL_MB)]
+    pie = str(Path(sys.executable).with_name("pie"))
+    command = [pie, "serve", "--port", str(port), "--device", args.device, "--kv-pool-mb", str(POOL_MB)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_ready(port, process)

@@ -12,9 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pie_server.loading import load_text
-from pie_server.sandbox import Sandbox
-
 from bench.replay import greedy
 from bench.report import Report, arguments
 from pie_core.device.protocol import Device, Launch
@@ -25,6 +22,8 @@ from pie_core.engine.model_runner import ModelRunner
 from pie_core.host.process import Process
 from pie_core.host.services import ModelFacts, Services
 from pie_core.weights import open_gguf
+from pie_server.loading import load_text
+from pie_server.sandbox import Sandbox
 from tests.support.engines import load_runner
 from tests.support.paths import default_model
 from tests.support.tiny_gguf import write_tiny_gguf

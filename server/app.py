@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from aiohttp import web
+
 from pie_server.api import openai
 from pie_server.api.backend import BACKEND, METRICS, Backend
 from pie_server.config import Settings

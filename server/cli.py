@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+from pie_server import memory
 from pie_server.cli_input import parse_pairs, read_input_file, read_source
 from pie_server.errors import UserError, one_sentence
 
 if TYPE_CHECKING:
-    from pie_server.service import Service
     from rich.progress import Progress
+
+    from pie_server.service import Service
 
 Device = Literal["auto", "cpu", "webgpu"]
 ModelOption = Annotated[str | None, typer.Option(help="A model's name (`pie model list`) or the path of a .gguf file.", show_default=False)]
@@ -266,6 +269,7 @@ def execute(args: Sequence[str] | None = None) -> int:
 
 def main() -> None:
     """Entry point of the console script."""
+    memory.limit_arenas()
     sys.exit(execute())
 
 

@@ -12,9 +12,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from pie_server.build.artifacts import build_lock, prune
 from wasmtime import Engine, WasmtimeError
 from wasmtime.component import Component
+
+from pie_server.build.artifacts import build_lock, prune
 
 
 class CompiledCacheError(Exception):

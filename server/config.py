@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pie_server.errors import UserError
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from pie_server.errors import UserError
 
 DeviceName = Literal["auto", "cpu", "webgpu"]
 

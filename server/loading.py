@@ -9,13 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pie_server.adapters.tokenizer import HfTokenizer
-from pie_server.build.cpu_module import BuildError
-from pie_server.compiled import CompiledCacheError
-from pie_server.config import DeviceName
-from pie_server.errors import UserError
-from pie_server.models import DEFAULT_MODEL, StoreError, resolve
-
 from pie_core.device.protocol import Device, DeviceError, DeviceInfo
 from pie_core.engine.model_runner import ModelRunner
 from pie_core.models.registry import resolve as resolve_architecture
@@ -24,6 +17,12 @@ from pie_core.text.chat import ChatEncoder, load_chat
 from pie_core.text.stream import TextError
 from pie_core.text.tokenizer import TokenizerSpec, tokenizer_spec
 from pie_core.weights import Checkpoint, WeightsError, open_gguf
+from pie_server.adapters.tokenizer import HfTokenizer
+from pie_server.build.cpu_module import BuildError
+from pie_server.compiled import CompiledCacheError
+from pie_server.config import DeviceName
+from pie_server.errors import UserError
+from pie_server.models import DEFAULT_MODEL, StoreError, resolve
 
 # What these raise are sentences about files, models and machines that the operator can act on.
 USER_ERRORS: tuple[type[Exception], ...] = (

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
+
 from pie_server.errors import ApiError
 from pie_server.logs import log, where
 from pie_server.metrics import Metrics

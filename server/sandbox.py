@@ -17,14 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from wasmtime import Config, Engine, Store, WasmtimeError
+from wasmtime.component import Func, Linker
+
 from pie_server.build.cpu_module import cache_root
 from pie_server.build.python_component import python_component
 from pie_server.compiled import load_component
 from pie_server.epochs import EpochTicker, watch
 from pie_server.wasi import add_partial_wasi
 from pie_server.wit_strings import add_string_func, call_string
-from wasmtime import Config, Engine, Store, WasmtimeError
-from wasmtime.component import Func, Linker
 
 HOST = "pie:abi/host@0.1.0"
 GUEST = "pie:abi/guest@0.1.0"

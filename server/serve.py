@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from aiohttp import web
+
 from pie_server.api.backend import Backend
 from pie_server.app import create_app
 from pie_server.config import Settings

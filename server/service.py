@@ -8,14 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pie_server.api.backend import InferletError, ModelCard, OnMessage, Progress, Status
-from pie_server.config import DeviceName, Settings
-from pie_server.errors import UserError, one_sentence
-from pie_server.loading import USER_ERRORS, Source, describe, device_facts, load_runner, load_text, open_device, open_source
-from pie_server.logs import log, where
-from pie_server.sandbox import Sandbox
-from pie_server.threads import in_thread
-
 from pie_core.device.protocol import PAGE_TOKENS, Device
 from pie_core.device.selftest import self_test
 from pie_core.engine.errors import EngineError
@@ -23,6 +15,14 @@ from pie_core.engine.loop import Engine
 from pie_core.engine.model_runner import ModelRunner
 from pie_core.host.process import InferletFailed, Process
 from pie_core.host.services import ModelFacts, Services
+from pie_server import memory
+from pie_server.api.backend import InferletError, ModelCard, OnMessage, Progress, Status
+from pie_server.config import DeviceName, Settings
+from pie_server.errors import UserError, one_sentence
+from pie_server.loading import USER_ERRORS, Source, describe, device_facts, load_runner, load_text, open_device, open_source
+from pie_server.logs import log, where
+from pie_server.sandbox import Sandbox
+from pie_server.threads import in_thread
 
 OnProgress = Callable[[Progress], None]
 OnLog = Callable[[str, str], None]  # (level, text)
@@ -133,6 +133,7 @@ class Service:
         self._engine = Engine(runner)
         self._engine.start()
         await in_thread(sandbox.warm)
+        await in_thread(memory.give_back)
 
     async def _load_runner(self) -> ModelRunner:
         loop = asyncio.get_running_loop()

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pie_server.build.cpu_module import compile_c
 from wasmtime import Engine, Instance, Module, Store
+
+from pie_server.build.cpu_module import compile_c
 
 FLAGS = (
     "-target", "wasm32-freestanding", "-O3", "-msimd128", "-nostdlib", "-Wl,--no-entry", "-Wl,--export-memory",

@@ -24,7 +24,8 @@ TEMPLATES: dict[str, TemplateInfo] = {
     "embed": TemplateInfo(
         (("step", "r"), ("arena", "r"), ("quants", "r"), ("scales", "r"), ("out", "rw")),
         ("fmt", "vocab", "width", "bucket"),
-        "out[t] = dequantised row id(t) of [vocab, width]; id = arena[src] when src is set. An id >= vocab writes a NaN row (a fault found by the epilogue's status).",
+        "out[t] = dequantised row id(t) of [vocab, width]; id = arena[src] when src is set. "
+        "An id >= vocab writes a NaN row, a fault that the epilogue's status word reports.",
     ),
     "rms_norm": TemplateInfo(
         (("step", "r"), ("x", "r"), ("weight", "r"), ("out", "rw")),
@@ -34,13 +35,15 @@ TEMPLATES: dict[str, TemplateInfo] = {
     "linear": TemplateInfo(
         (("step", "r"), ("x", "r"), ("quants", "r"), ("scales", "r"), ("out", "rw")),
         ("fmt", "m", "k", "add", "rows", "bucket"),
-        "out[t, m] = sum_k W[m, k] x[t, k]  (+ out[t, m] when add). fmt: f32 f16 q4_1 q8_0; for f32 and f16 bind quants as scales too. k % 32 == 0.",
+        "out[t, m] = sum_k W[m, k] x[t, k]  (+ out[t, m] when add). fmt: f32 f16 q4_1 q8_0; for f32 and f16 bind quants as "
+        "scales too. k % 32 == 0.",
     ),
     "rope_append": TemplateInfo(
         (("step", "r"), ("qkv", "r"), ("freqs", "r"), ("q", "rw"), ("k_cache", "rw"), ("v_cache", "rw")),
         ("heads", "kv_heads", "head_dim", "style", "bucket"),
         "qkv[t] = [q | k | v]. Rotates q into `q` [T, heads*head_dim] and k into k_cache[slot], copies v into v_cache[slot]. "
-        "freqs[j] = inverse frequency of pair j (f32 [head_dim/2]). style: interleaved (pairs 2j, 2j+1) or half (j, j + head_dim/2). Angle = pos * freqs[j].",
+        "freqs[j] = inverse frequency of pair j (f32 [head_dim/2]). style: interleaved (pairs 2j, 2j+1) or half "
+        "(j, j + head_dim/2). Angle = pos * freqs[j]. head_dim is a multiple of 4, at most 256.",
     ),
     "attention": TemplateInfo(
         (("step", "r"), ("q", "r"), ("k_cache", "r"), ("v_cache", "r"), ("out", "rw")),

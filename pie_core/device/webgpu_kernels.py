@@ -24,7 +24,7 @@ class WebGpuKernel:
     """A compiled spec. `grid` counts workgroups, None for an epilogue (one workgroup a lane); `lane_words` is the length of a
     lane in u32 words, 0 for other kernels."""
 
-    spec: KernelSpec | None
+    spec: KernelSpec
     pipeline: Any
     layout: Any
     bindings: tuple[tuple[str, str], ...]
@@ -62,7 +62,8 @@ class KernelCache:
     def repack(self, fmt: str, blocks: int) -> WebGpuKernel:
         """The kernel that repacks up to `blocks` raw blocks of `fmt`; the true count travels in its `job` buffer."""
         rendered = kernels_wgsl.render("repack", {"fmt": fmt, "blocks": blocks}, self._adapter_class)
-        return self._build(None, rendered.source, rendered.bindings, rendered.grid, f"repack {fmt}")
+        spec = TemplateSpec("repack", (("blocks", blocks), ("fmt", fmt)))  # the device's own; not in the catalogue
+        return self._build(spec, rendered.source, rendered.bindings, rendered.grid, f"repack {fmt}")
 
     def _template(self, spec: TemplateSpec) -> WebGpuKernel:
         template(spec.name, **dict(spec.params))  # an unknown name or parameter set is refused by the catalogue
@@ -93,7 +94,7 @@ class KernelCache:
         return WebGpuKernel(spec, pipeline, layout, emitted.bindings, None, lane_layout(spec.program).words)
 
     def _build(
-        self, spec: KernelSpec | None, source: str, bindings: tuple[tuple[str, str], ...], grid: tuple[int, int, int], what: str
+        self, spec: KernelSpec, source: str, bindings: tuple[tuple[str, str], ...], grid: tuple[int, int, int], what: str
     ) -> WebGpuKernel:
         made = self._pipelines.get(source)
         if made is None:

@@ -48,9 +48,9 @@ class ModelRunner:
         DeviceError too when the pool holds less than one page.
         """
         checkpoint.check_runnable()
-        model_class = resolve(checkpoint.metadata, poem)
-        config = model_class.Config.from_metadata(checkpoint.metadata)
-        graph = trace_model(model_class, config, checkpoint)
+        architecture = resolve(checkpoint.metadata, poem)
+        config = architecture.Config.from_metadata(checkpoint.metadata)
+        graph = trace_model(architecture.Model, config, checkpoint)
         page = CompiledModel.page_bytes(graph)
         pages = min(kv_pool_bytes // page, 1 << 20)
         if pages < 1:

@@ -96,8 +96,6 @@ class Block:
 class Model:
     """Token ids to read-outs: "hidden" [width] after the last norm and "logits" [vocab]."""
 
-    Config = Config
-
     def __init__(self, c: Config, p: Parameters) -> None:
         self.c = c
         self.token_embd = p.matrix("token_embd.weight", c.vocab, c.width)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import runpy
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pie_core.poem import Metadata, PoemError
 
@@ -16,24 +16,32 @@ class UnknownArchitecture(PoemError):
     """No model file is registered for the checkpoint's architecture."""
 
 
-def resolve(meta: Metadata, poem: Path | None = None) -> Any:
-    """The model class (with a `Config.from_metadata`) for a checkpoint.
+class Architecture(NamedTuple):
+    """A model file: `Config.from_metadata(metadata)` gives the sizes, `Model(config, parameters)` is what is traced."""
 
-    `poem` replaces the registered file with one of the operator's own; it must define `Model`. It is Python that runs with
-    the server's rights: never take it from a request. Raises UnknownArchitecture naming the architecture, PoemError for a
-    poem file that fails to load or lacks `Model`.
+    Model: Any
+    Config: Any
+
+
+def resolve(meta: Metadata, poem: Path | None = None) -> Architecture:
+    """The model file for a checkpoint.
+
+    `poem` replaces the registered one with a file of the operator's own, which defines (or imports) `Model` and `Config`. It is
+    Python that runs with the server's rights: never take it from a request. Raises UnknownArchitecture naming the
+    architecture, PoemError for a poem file that fails to load or lacks either class.
     """
     if poem is not None:
         try:
-            found = runpy.run_path(str(poem)).get("Model")
+            names = runpy.run_path(str(poem))
         except Exception as e:  # the operator's file may raise anything; it becomes one sentence
             raise PoemError(f"poem {poem} did not load: {type(e).__name__}: {e}") from e
-        if found is None or not hasattr(found, "Config"):
-            raise PoemError(f"poem {poem} must define a class Model with a Config (see pie_core/models/llama.py)")
-        return found
+        if not {"Model", "Config"} <= set(names):
+            raise PoemError(f"poem {poem} must define the classes Model and Config (see pie_core/models/llama.py)")
+        return Architecture(names["Model"], names["Config"])
     arch = meta.str("general.architecture")
     module = ARCHITECTURES.get(arch)
     if module is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise UnknownArchitecture(f"unknown architecture {arch!r}; known: {known}. A model file of your own can be given with --poem FILE")
-    return importlib.import_module(module).Model
+    found = importlib.import_module(module)
+    return Architecture(found.Model, found.Config)

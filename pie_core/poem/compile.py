@@ -46,8 +46,8 @@ class CompiledModel:
         self._tables = tables
         self._plans: dict[tuple[str, int], Plan] = {}
         self.weights = _upload(device, graph, self._lowered, checkpoint, progress)
-        self._freqs = {key: self._freq_table(*key) for key in _keys(self._lowered, "freqs")}  # type: ignore[misc]
-        heads = {s.bindings["out"].key for s in self._lowered.head if "out" in s.bindings}
+        self._freqs = {r: self._freq_table(r.index, r.base) for r in _refs(self._lowered, "freqs")}
+        heads = {s.bindings["out"].index for s in self._lowered.head if "out" in s.bindings}
         self._acts = [
             device.create_buffer(4 * width * (self.max_reads if i in heads else self.max_tokens), f"act{i}")
             for i, width in enumerate(self._lowered.widths)
@@ -117,18 +117,18 @@ class CompiledModel:
         return Launch(self.device.compile(spec), {name: self._resolve(r) for name, r in step.bindings.items()})
 
     def _resolve(self, r: Ref) -> Buffer:
-        key = r.key
         if r.kind == "act":
-            return self._acts[key]  # type: ignore[index]
+            return self._acts[r.index]
         if r.kind in ("quants", "vector"):
-            return self.weights[key].quants  # type: ignore[index]
+            return self.weights[r.names].quants
         if r.kind == "scales":
-            w = self.weights[key]  # type: ignore[index]
+            w = self.weights[r.names]
             return w.scales or w.quants
         if r.kind in ("k_cache", "v_cache"):
-            return self.caches[key][r.kind == "v_cache"]  # type: ignore[index]
+            k, v = self.caches[r.index]
+            return k if r.kind == "k_cache" else v
         if r.kind == "freqs":
-            return self._freqs[key]
+            return self._freqs[r]
         return self._tables.step if r.kind == "step" else self._tables.arena
 
     def _freq_table(self, dim: int, base: float) -> Buffer:
@@ -138,16 +138,16 @@ class CompiledModel:
         return buffer
 
 
-def _keys(lowered: Lowered, *kinds: str) -> list[object]:
-    """Distinct keys of bindings of these kinds, in order of first use."""
-    return list(dict.fromkeys(r.key for s in (*lowered.body, *lowered.head) for r in s.bindings.values() if r.kind in kinds))
+def _refs(lowered: Lowered, *kinds: str) -> list[Ref]:
+    """Distinct bindings of these kinds, in order of first use."""
+    return list(dict.fromkeys(r for s in (*lowered.body, *lowered.head) for r in s.bindings.values() if r.kind in kinds))
 
 
 def _upload(
     device: Device, graph: Graph, lowered: Lowered, checkpoint: Checkpoint, progress: Progress | None
 ) -> dict[tuple[str, ...], Weight]:
     """Upload every distinct (merged) parameter once; a tied matrix is shared."""
-    keys = [k for k in _keys(lowered, "quants", "vector") if isinstance(k, tuple)]
+    keys = [r.names for r in _refs(lowered, "quants", "vector")]
     total = sum(checkpoint.tensor(name).nbytes for key in keys for name in key)
     done = 0
 

@@ -44,7 +44,9 @@ class Ref:
     """A binding of a step: an activation (virtual, later physical, buffer), a weight, a cache, or a table of the runtime."""
 
     kind: Literal["act", "quants", "scales", "vector", "k_cache", "v_cache", "freqs", "step", "arena"]
-    key: object = None  # act: buffer id; weights: tuple of parameter names; caches: layer; freqs: (dim, base)
+    index: int = 0  # act: buffer; caches: layer; freqs: head dimension
+    names: tuple[str, ...] = ()  # weights: the parameters, merged by rows
+    base: float = 0.0  # freqs: theta
 
 
 @dataclass
@@ -145,8 +147,8 @@ class _Lowering:
             {"fmt": w.fmt, "vocab": w.rows, "width": w.cols},
             step=Ref("step"),
             arena=Ref("arena"),
-            quants=Ref("quants", (w.name,)),
-            scales=Ref("scales", (w.name,)),
+            quants=Ref("quants", names=(w.name,)),
+            scales=Ref("scales", names=(w.name,)),
             out=Ref("act", out.buffer),
         )
 
@@ -160,7 +162,7 @@ class _Lowering:
             {"width": n.width, "eps": n.attrs["eps"], "rows": self.rows[n.id]},
             step=Ref("step"),
             x=self.act(x.id, n),
-            weight=Ref("vector", (n.matrix.name,)),
+            weight=Ref("vector", names=(n.matrix.name,)),
             out=Ref("act", out.buffer),
         )
 
@@ -187,8 +189,8 @@ class _Lowering:
             {"fmt": w[0].fmt, "m": m_total, "k": w[0].cols, "add": bool(add), "rows": self.rows[n.id]},
             step=Ref("step"),
             x=self.act(n.args[0], n),
-            quants=Ref("quants", names),
-            scales=Ref("scales", names),
+            quants=Ref("quants", names=names),
+            scales=Ref("scales", names=names),
             out=Ref("act", out.buffer),
         )
 
@@ -221,7 +223,7 @@ class _Lowering:
 
     def kv_append(self, n: Node) -> None:
         k, v = (self.node(a) for a in n.args)
-        layer = n.attrs["layer"]
+        layer = int(n.attrs["layer"])
         attn = next((m for m in self.g.nodes if m.op == "attention" and m.attrs["layer"] == layer), None)
         if attn is None:
             raise PoemError(f"layer {layer} appends to its cache but never attends to it")
@@ -243,14 +245,14 @@ class _Lowering:
             {"heads": q.width // int(dim), "kv_heads": k.width // int(dim), "head_dim": dim, "style": style},
             step=Ref("step"),
             qkv=Ref("act", parts[0].buffer),
-            freqs=Ref("freqs", (dim, base)),
+            freqs=Ref("freqs", int(dim), base=float(base)),
             q=Ref("act", out.buffer),
             k_cache=Ref("k_cache", layer),
             v_cache=Ref("v_cache", layer),
         )
 
     def attention(self, n: Node) -> None:
-        layer, dim = n.attrs["layer"], int(n.attrs["dim"])
+        layer, dim = int(n.attrs["layer"]), int(n.attrs["dim"])
         out = self.view[n.id] = self.fresh(n.width)
         self.emit(
             n,
@@ -288,27 +290,23 @@ class _Lowering:
 
     def allocate(self) -> Lowered:
         """Map virtual buffers to as few physical ones as liveness allows; outputs and the residual stream stay live."""
-        last: dict[int, int] = {}
-        for i, s in enumerate(self.steps):
-            for r in s.bindings.values():
-                if r.kind == "act":
-                    last[r.key] = i  # type: ignore[index]
+        last = {r.index: i for i, s in enumerate(self.steps) for r in s.bindings.values() if r.kind == "act"}
         pinned = {self.view[i].buffer for i in self.outputs}
         result = Lowered()
         physical: dict[int, int] = {}
         free: dict[int, list[int]] = {}
         for i, s in enumerate(self.steps):
             for r in s.bindings.values():
-                if r.kind == "act" and r.key not in physical:
-                    width = self.widths[r.key]  # type: ignore[index]
-                    spare = free.get(width)
-                    # read-out rows and token rows differ in number: never share a buffer between them
-                    if spare and s.rows == "tokens":
-                        physical[r.key] = spare.pop()  # type: ignore[index]
-                    else:
-                        physical[r.key] = len(result.widths)  # type: ignore[index]
-                        result.widths.append(width)
-            s.bindings = {k: Ref("act", physical[r.key]) if r.kind == "act" else r for k, r in s.bindings.items()}  # type: ignore[index]
+                if r.kind != "act" or r.index in physical:
+                    continue
+                width = self.widths[r.index]
+                # read-out rows and token rows differ in number: never share a buffer between them
+                if s.rows == "tokens" and free.get(width):
+                    physical[r.index] = free[width].pop()
+                else:
+                    physical[r.index] = len(result.widths)
+                    result.widths.append(width)
+            s.bindings = {k: Ref("act", physical[r.index]) if r.kind == "act" else r for k, r in s.bindings.items()}
             (result.head if s.rows == "reads" else result.body).append(s)
             for v, at in last.items():
                 if at == i and v not in pinned and s.rows == "tokens":

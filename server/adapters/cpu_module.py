@@ -13,12 +13,12 @@ from importlib import metadata
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from pie_server.build.cpu_module import cpu_module
 from wasmtime import Config, Engine, Func, Instance, Memory, Module, Store, Trap, WasmtimeError
 
 from pie_core.device.cpu import MEMORY_LIMIT, CpuDevice
 from pie_core.device.cpu_module import fault_text
 from pie_core.device.protocol import DeviceError, DeviceLost, DeviceOutOfMemory
+from pie_server.build.cpu_module import cpu_module
 
 PAGE_BYTES = 1 << 16
 # Smaller writes are copied at the call; for larger ones the caller waits while the thread takes them straight from its memory.
@@ -51,7 +51,9 @@ class _Wasm:
         engine, module = _compile(code)
         self.store = Store(engine)
         self.exports = Instance(self.store, module, []).exports(self.store)
-        self.memory: Memory = self.exports["memory"]
+        memory = self.exports["memory"]
+        assert isinstance(memory, Memory)  # device.h exports it
+        self.memory = memory
         self.functions: dict[str, Func] = {}
         self.view = memoryview(b"")
         self.refresh()
@@ -83,7 +85,9 @@ class _Wasm:
     def call(self, export: str, arguments: tuple[int, ...]) -> int:
         function = self.functions.get(export)
         if function is None:
-            function = self.functions[export] = self.exports[export]
+            found = self.exports[export]
+            assert isinstance(found, Func)  # plan.c exports functions only
+            function = self.functions[export] = found
         # wasmtime takes i32 as signed
         result = function(self.store, *[a - (1 << 32) if a >> 31 else a for a in arguments])
         return int(result) & 0xFFFFFFFF

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from aiohttp import web
+
 from pie_server.metrics import Metrics
 
 OnMessage = Callable[[Any], Awaitable[None]]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
+
 from pie_server.api.backend import BACKEND, METRICS, InferletError
 from pie_server.errors import ApiError
 from pie_server.logs import log, where

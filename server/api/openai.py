@@ -9,6 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from aiohttp import web
+
 from pie_server.api.backend import BACKEND, METRICS, Backend, ModelCard
 from pie_server.api.inferlet_api import run_api
 from pie_server.api.openai_schema import parse_chat_request, show

@@ -11,10 +11,9 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-from pie_server.errors import UserError
-
 import kernels_wasm
 from pie_core.codegen.cpu_source import vm_ops_header
+from pie_server.errors import UserError
 
 # -ffp-contract=off: a row must have the same bits from every host and every build.
 # Memory may reach 4 GiB less a page, wasm32's most but one (the linker cannot say 2^32).

@@ -13,11 +13,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pie_server.build.artifacts import build_lock, prune
-from pie_server.build.cpu_module import BuildError, cache_root
-
 import inferlet_sdk
 import pie_core
+from pie_server.build.artifacts import build_lock, prune
+from pie_server.build.cpu_module import BuildError, cache_root
 
 TOOL = "componentize-py"
 WORLD = "inferlet"

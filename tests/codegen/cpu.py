@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import wasmtime
-from pie_server.build.cpu_module import FLAGS, cache_root, compile_c, source_key, zig_version
 
 import kernels_wasm
 from pie_core.codegen import emit_epilogue_cpu, emit_map_cpu
 from pie_core.codegen.cpu_source import vm_ops_header
+from pie_server.build.cpu_module import FLAGS, cache_root, compile_c, source_key, zig_version
 from tests.codegen.batch import Answer, Batch, MapLaunch
 
 EXPORTS = ("-Wl,--export=vm_epilogue", "-Wl,--export=vm_map", "-Wl,--export=__heap_base")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from pie_server.build import cpu_module as build
 from pie_server.build.cpu_module import FLAGS, BuildError, cache_root, compile_c, cpu_module, module_sources, source_key
 from pie_server.errors import UserError

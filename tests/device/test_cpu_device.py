@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pie_server.adapters.cpu_module import COPIED_WRITE_BYTES, WasmtimeCpuModule, open_cpu_device
-from pie_server.build.cpu_module import cpu_module
 
 from pie_core.device import selftest
 from pie_core.device.cpu import MEMORY_LIMIT, CpuDevice
@@ -25,6 +23,8 @@ from pie_core.device.protocol import (
     TemplateSpec,
 )
 from pie_core.device.templates import template
+from pie_server.adapters.cpu_module import COPIED_WRITE_BYTES, WasmtimeCpuModule, open_cpu_device
+from pie_server.build.cpu_module import cpu_module
 from tests.device import oracles
 from tests.device.cpu_support import NORM, norm
 from tests.device.oracles import Step, Token

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pie_server.adapters.cpu_module import WasmtimeCpuModule, open_cpu_device
-from pie_server.build.cpu_module import cpu_module
 
 from pie_core.device.cpu import CpuBuffer, CpuDevice
 from pie_core.device.cpu_module import fault_text
 from pie_core.device.protocol import DeviceError, DeviceLost, DeviceOutOfMemory, Launch
 from pie_core.device.templates import template
+from pie_server.adapters.cpu_module import WasmtimeCpuModule, open_cpu_device
+from pie_server.build.cpu_module import cpu_module
 from tests.device.cpu_support import NORM, norm
 from tests.device.oracles import Step, Token
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from pie_server.adapters.cpu_module import open_cpu_device
 
 from pie_core.device.cpu import CpuBuffer, CpuDevice
 from pie_core.device.protocol import Launch, ParamValue
 from pie_core.device.templates import template
+from pie_server.adapters.cpu_module import open_cpu_device
 from tests.device import oracles
 from tests.device.oracles import Step, Token
 

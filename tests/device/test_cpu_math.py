@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pie_server.build.cpu_module import compile_c
 from wasmtime import Engine, Instance, Module, Store
 
 import kernels_wasm
+from pie_server.build.cpu_module import compile_c
 
 COUNT = 1 << 16
 NAMES = ("exp", "log", "sin", "cos", "tanh")

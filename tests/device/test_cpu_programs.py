@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from pie_server.adapters.cpu_module import open_cpu_device
 
 from pie_core.codegen import lane_layout, oracle
 from pie_core.device.cpu import CpuBuffer, CpuDevice
@@ -15,6 +14,7 @@ from pie_core.eta import intrinsics, reduce_argmax, reduce_max
 from pie_core.eta.program import Node, Program
 from pie_core.eta.tensor import Tensor
 from pie_core.eta.trace import Model, trace_epilogue
+from pie_server.adapters.cpu_module import open_cpu_device
 from tests.device.oracles import Step, Token
 
 VOCAB, HIDDEN = 1500, 32  # not a multiple of a chunk

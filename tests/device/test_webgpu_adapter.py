@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pie_server.adapters.wgpu_native import NEEDED, choose, is_software, open_webgpu, use_shader_cache
 
 from pie_core.device.protocol import DeviceError
+from pie_server.adapters.wgpu_native import NEEDED, choose, is_software, open_webgpu, use_shader_cache
 from tests.support.lavapipe import lavapipe
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import psutil
 import pytest
-from pie_server.adapters.wgpu_native import open_webgpu, open_webgpu_sync
 
 from pie_core import eta
 from pie_core.codegen import lane_layout
@@ -30,6 +29,7 @@ from pie_core.device.webgpu_errors import translate
 from pie_core.device.webgpu_upload import Uploader
 from pie_core.eta import Model, Program, trace_epilogue
 from pie_core.eta.trace import Trace
+from pie_server.adapters.wgpu_native import open_webgpu, open_webgpu_sync
 from tests.device.oracles import Step, Token, raw_weight
 from tests.support.lavapipe import lavapipe
 

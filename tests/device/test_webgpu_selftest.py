@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -29,11 +28,8 @@ class Tampered:
 
 
 @pytest.mark.parametrize("device", [lavapipe, as_gpu])
-async def test_passes_and_is_quick(device: Any) -> None:
+async def test_passes(device: Any) -> None:
     await self_test(device())
-    start = time.perf_counter()
-    await self_test(device())
-    assert time.perf_counter() - start < 1.0
 
 
 WRONG = [

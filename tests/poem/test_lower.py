@@ -26,8 +26,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def graph_of(path: Path, model: Any = None) -> Graph:
     checkpoint = open_gguf(path)
-    cls = resolve(checkpoint.metadata)
-    return trace_model(model or cls, cls.Config.from_metadata(checkpoint.metadata), checkpoint)
+    found = resolve(checkpoint.metadata)
+    return trace_model(model or found.Model, found.Config.from_metadata(checkpoint.metadata), checkpoint)
 
 
 def names(steps: list[Step]) -> list[str]:
@@ -40,7 +40,7 @@ def test_a_layer_is_nine_launches(tiny: Path) -> None:
     assert names(low.body) == ["embed"] + layer * LAYERS
     assert names(low.head) == ["rms_norm", "linear"]
     qkv, out, gate_up, down = [s for s in low.body if s.template == "linear"][:4]
-    assert [len(s.bindings["quants"].key) for s in (qkv, out, gate_up, down)] == [3, 1, 2, 1]  # type: ignore[arg-type]
+    assert [len(s.bindings["quants"].names) for s in (qkv, out, gate_up, down)] == [3, 1, 2, 1]
     assert [s.params["add"] for s in (qkv, out, gate_up, down)] == [False, True, False, True]
 
 
@@ -57,11 +57,11 @@ def reads_before_written(low: Lowered) -> Counter[str]:
     written, bad = set(), Counter[str]()
     for s in (*low.body, *low.head):
         for name, r in s.bindings.items():
-            if r.kind == "act" and (name not in ("out", "q") or s.template == "attention") and name != "out" and r.key not in written:
+            if r.kind == "act" and (name not in ("out", "q") or s.template == "attention") and name != "out" and r.index not in written:
                 bad[f"{s.template}.{name}"] += 1
         for name in ("out", "q"):
             if name in s.bindings and s.bindings[name].kind == "act":
-                written.add(s.bindings[name].key)
+                written.add(s.bindings[name].index)
     return bad
 
 

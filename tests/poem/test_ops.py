@@ -87,8 +87,7 @@ class _NoHead(_Broken):
 
 
 def test_a_model_must_return_its_read_outs(checkpoint: Checkpoint) -> None:
-    model = resolve(checkpoint.metadata)
-    config = model.Config.from_metadata(checkpoint.metadata)
+    config = resolve(checkpoint.metadata).Config.from_metadata(checkpoint.metadata)
     with pytest.raises(PoemError, match="a dict with the read-outs hidden, logits"):
         trace_model(_Broken, config, checkpoint)
     with pytest.raises(PoemError, match=r"read_out must be followed by rms_norm|never attends to it"):
@@ -105,11 +104,11 @@ def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_poem_file_replaces_the_registered_one(tmp_path: Path, checkpoint: Checkpoint) -> None:
     good = tmp_path / "mine.py"
-    good.write_text("from pie_core.models.llama import Model as Base\nclass Model(Base):\n    mine = True\n")
-    assert resolve(checkpoint.metadata, good).mine
+    good.write_text("from pie_core.models.llama import Config, Model as Base\nclass Model(Base):\n    mine = True\n")
+    assert resolve(checkpoint.metadata, good).Model.mine
     bad = tmp_path / "bad.py"
     bad.write_text("x = 1\n")
-    with pytest.raises(PoemError, match="must define a class Model"):
+    with pytest.raises(PoemError, match="must define the classes Model and Config"):
         resolve(checkpoint.metadata, bad)
     bad.write_text("raise ValueError('no')\n")
     with pytest.raises(PoemError, match="did not load: ValueError: no"):

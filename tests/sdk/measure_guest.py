@@ -13,7 +13,6 @@ import time
 from typing import Any
 
 from pie_server.sandbox import Sandbox
-
 from tests.sdk.scripted_host import MODEL, ScriptedHost
 
 TOKENS = 400

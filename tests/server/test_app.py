@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from fake_backend import FakeBackend, Script
+
 from pie_server.api.backend import InferletError, OnMessage, Progress, Status
 from pie_server.app import create_app
 from pie_server.config import Settings

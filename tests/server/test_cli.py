@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+
 from pie_server.cli import execute
 
 EXAMPLES = ROOT / "inferlet_sdk" / "examples"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from pie_server.cli_input import parse_pairs, parse_value, read_input_file, read_source
 from pie_server.errors import UserError
 

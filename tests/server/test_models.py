@@ -16,11 +16,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
+from pie_core.weights import TruncatedFile
 from pie_server import model_download, models
 from pie_server.model_download import DownloadError, fetch
 from pie_server.models import MODELS, PackagedModel, StoreError
-
-from pie_core.weights import TruncatedFile
 from tests.support.tiny_gguf import write_tiny_gguf
 
 FILE = "tiny.Q4_1.gguf"

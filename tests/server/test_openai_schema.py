@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from pie_server.api.openai_schema import parse_chat_request
 from pie_server.errors import ApiError
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from pie_server.sandbox import GuestClosed, GuestInstance, Limits, Sandbox
 
+from pie_server.sandbox import GuestClosed, GuestInstance, Limits, Sandbox
 from tests.sdk.conftest import SDK
 from tests.sdk.scripted_host import Fail, ScriptedHost, drive, request, result_of
 from tests.sdk.test_guest_loop import PROGRAMS, text

@@ -7,10 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
+from wasmtime import Engine, wat2wasm
+
 from pie_server.build import python_component as build
 from pie_server.build.cpu_module import BuildError
 from pie_server.compiled import CompiledCacheError, load_component
-from wasmtime import Engine, wat2wasm
 
 
 @pytest.fixture

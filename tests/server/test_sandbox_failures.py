@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from pie_server.sandbox import CpuBudgetExceeded, GuestClosed, GuestTrap, Limits, OutputLimitExceeded, Sandbox, SandboxError
 
+from pie_server.sandbox import CpuBudgetExceeded, GuestClosed, GuestTrap, Limits, OutputLimitExceeded, Sandbox, SandboxError
 from tests.sdk.scripted_host import ScriptedHost, drive, request, result_of
 
 LIMITS = Limits(memory_bytes=96 << 20, step_cpu_s=0.4, total_cpu_s=5.0, text_chars=1 << 20)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pie_server.sandbox import Limits, Sandbox
 
 from pie_core.codegen.layout import lane_layout
 from pie_core.codegen.oracle import run_epilogue
@@ -18,6 +17,7 @@ from pie_core.device.protocol import NONE
 from pie_core.engine.loop import Engine
 from pie_core.eta.program import Program
 from pie_core.host.process import InferletFailed, Process
+from pie_server.sandbox import Limits, Sandbox
 from tests.engine.fake_runner import VOCAB, FakeRunner, generate
 from tests.engine.support import running
 from tests.host.support import SERVICES, ToyTokenizer

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 from fake_backend import FakeBackend
+
 from pie_server.api.backend import OnMessage, Progress, Status
 from pie_server.config import Settings, load_settings
 from pie_server.errors import UserError

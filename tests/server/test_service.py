@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_gguf import write_tiny_gguf
+
 from pie_server.api.backend import InferletError
 from pie_server.config import Settings
 from pie_server.errors import UserError
 from pie_server.service import Service
-from tiny_gguf import write_tiny_gguf
 
 LOOP = """
 from inferlet import model, send

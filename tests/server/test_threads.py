@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+
 from pie_server.threads import in_thread
 
 

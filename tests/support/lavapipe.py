@@ -11,9 +11,8 @@ from pathlib import Path
 LAVAPIPE = Path("/usr/share/vulkan/icd.d/lvp_icd.x86_64.json")
 os.environ.setdefault("VK_ICD_FILENAMES", str(LAVAPIPE))
 
-from pie_server.adapters.wgpu_native import open_webgpu_sync  # noqa: E402
-
 from pie_core.device.webgpu import WebGpuDevice  # noqa: E402
+from pie_server.adapters.wgpu_native import open_webgpu_sync  # noqa: E402
 
 
 @lru_cache(maxsize=1)

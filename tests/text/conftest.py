@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pie_server.adapters.tokenizer import HfTokenizer
 
 from pie_core.text.chat import ChatEncoder, load_chat
 from pie_core.text.tokenizer import TokenizerSpec, tokenizer_spec
 from pie_core.weights import Checkpoint, open_gguf
+from pie_server.adapters.tokenizer import HfTokenizer
 from tests.support.paths import default_model
 from tests.support.paths import goldens as load_goldens
 

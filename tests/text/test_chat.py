@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pie_server.adapters.tokenizer import HfTokenizer
 
 from pie_core.text.chat import ChatEncoder, load_chat
 from pie_core.text.stream import MessageError
 from pie_core.text.template import ChatTemplate, TemplateError
 from pie_core.text.tokenizer import TokenizerSpec, tokenizer_spec
 from pie_core.weights import open_gguf
+from pie_server.adapters.tokenizer import HfTokenizer
 from tests.support.tiny_gguf import write_tiny_gguf
 
 QUESTIONS = {"chat_capital": "What is the capital of France?", "chat_colors": "List three primary colors.", "chat_math": "What is 2 + 2?"}

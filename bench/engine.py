@@ -1,0 +1,115 @@
+"""The engine's own host time a step, over a runner that answers at once: scheduling, packing and settling without any device.
+
+The yardstick is the least an asyncio program can do for a step: make a future, have the loop call back, await it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+
+from bench.report import Report, arguments
+from pie_core.device.protocol import LANE_ALIGN
+from pie_core.engine.forward import PassSpec
+from pie_core.engine.instance import Instance
+from pie_core.engine.loop import Engine
+from pie_core.engine.runner import RunnerLimits, StepBatch
+from pie_core.engine.step_buffer import pack_step
+from pie_core.eta import Model, intrinsics, reduce_argmax, trace_epilogue
+from pie_core.eta.program import Program
+
+STEPS = 400
+WIDTHS = (1, 8, 32)
+
+
+class Landed:
+    """A step whose results are zeros."""
+
+    def __init__(self, words: int) -> None:
+        self._data = bytes(4 * words)
+
+    async def results(self) -> bytes:
+        """Zeros."""
+        return self._data
+
+
+class NullRunner:
+    """Packs the step as a real runner does, and runs nothing."""
+
+    limits = RunnerLimits(
+        max_tokens=64, max_reads=64, context=8192, pages=2048, vocab=1024, hidden=64, arena_words=1 << 16, results_words=1 << 16,
+        table_words=1 << 16, lane_words=64 * LANE_ALIGN,
+    )  # fmt: skip
+
+    def prepare(self, program: Program) -> None:
+        """Nothing to compile."""
+
+    def submit(self, batch: StepBatch) -> Landed:
+        """Pack and answer."""
+        pack_step(batch)
+        return Landed(batch.results_words)
+
+    def write_arena(self, word: int, data: bytes | bytearray | memoryview) -> None:
+        """Nothing to write."""
+
+    def copy_page(self, src: int, dst: int) -> None:
+        """Nothing to copy."""
+
+
+async def loop(inst: Instance, program: Program, steps: int) -> None:
+    """A greedy loop."""
+    ws, pipe = inst.working_set(), inst.pipeline()
+    feed: Sequence[int] = [1, 2, 3]
+    for _ in range(steps):
+        token = await inst.submit(pipe, PassSpec(tokens=feed, state=[ws], program=program))[0]
+        feed = [int(token)]  # type: ignore[arg-type]
+    inst.close()
+
+
+async def engine_time(width: int) -> float:
+    """Thread seconds of one step of `width` loops."""
+    runner = NullRunner()
+    engine = Engine(runner)
+    engine.start()
+    program = trace_epilogue(lambda: reduce_argmax(intrinsics.output(0, "logits")), Model(1024, 64)).program
+    best = float("inf")
+    for _ in range(4):
+        before, start = engine.metrics.steps, time.thread_time()
+        await asyncio.gather(*(loop(engine.open_instance(str(k)), program, STEPS) for k in range(width)))
+        best = min(best, (time.thread_time() - start) / (engine.metrics.steps - before))
+    await engine.stop()
+    return best
+
+
+async def hop_time() -> float:
+    """Thread seconds of a future that the loop resolves."""
+    running = asyncio.get_running_loop()
+    best = float("inf")
+    for _ in range(4):
+        start = time.thread_time()
+        for _ in range(STEPS):
+            future = running.create_future()
+            running.call_soon(future.set_result, None)
+            await future
+        best = min(best, (time.thread_time() - start) / STEPS)
+    return best
+
+
+async def run() -> int:
+    """The bench; its exit code."""
+    args = arguments(__doc__, devices=False)
+    report = Report("engine", "no device")
+    hop = await hop_time()
+    report.add("yardstick: a future through the loop, us", 1e6 * hop)
+    times = {width: await engine_time(width) for width in WIDTHS}
+    for width, spent in times.items():
+        report.add(f"a step of {width} lanes, us", 1e6 * spent)
+    report.add("a step of one lane / yardstick", times[1] / hop)
+    report.add("each further lane / yardstick", (times[32] - times[1]) / 31 / hop)
+    return report.finish(args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(run()))
