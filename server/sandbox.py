@@ -86,7 +86,7 @@ class Sandbox:
         *,
         limits: Limits | None = None,
         workers: int = 0,
-        spares: int = 4,
+        spares: int = 2,
         cache: Path | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:

@@ -133,6 +133,7 @@ class Service:
         self._engine = Engine(runner)
         self._engine.start()
         await in_thread(sandbox.warm)
+        self._source.checkpoint.release()
         await in_thread(memory.give_back)
 
     async def _load_runner(self) -> ModelRunner:

@@ -75,6 +75,10 @@ class Checkpoint:
         first = start - start % mmap.PAGESIZE
         mapping.madvise(mmap.MADV_DONTNEED, first, stop - first)
 
+    def release(self) -> None:
+        """Drop what is resident of the mapped file; it stays readable, later reads map it again."""
+        self._release(0, self.size)
+
     @property
     def sha256(self) -> str:
         """The hex digest of the whole file, computed at the first use (about half a second for 100 MB)."""
