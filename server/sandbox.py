@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -24,6 +23,7 @@ from pie_server.build.cpu_module import cache_root
 from pie_server.build.python_component import python_component
 from pie_server.compiled import load_component
 from pie_server.epochs import EpochTicker, watch
+from pie_server.step_pool import StepPool
 from pie_server.wasi import add_partial_wasi
 from pie_server.wit_strings import add_string_func, call_string
 
@@ -106,7 +106,7 @@ class Sandbox:
         self._spares: deque[_Machine] = deque()
         self._guests: weakref.WeakSet[GuestInstance] = weakref.WeakSet()
         self._ticker = EpochTicker(self._engine)
-        self._pool = ThreadPoolExecutor(workers or (os.cpu_count() or 1) + 6, thread_name_prefix="inferlet")
+        self._pool = StepPool(workers or (os.cpu_count() or 1) + 6, "inferlet")
         self._spare_pool = ThreadPoolExecutor(1, thread_name_prefix="inferlet-spares", initializer=_lower_priority)
         self._closed = False
 
@@ -128,7 +128,7 @@ class Sandbox:
         for guest in list(self._guests):
             guest.close()
         self._spare_pool.shutdown(wait=True, cancel_futures=True)
-        self._pool.shutdown(wait=True)  # steps that run end at their next tick, steps that wait refuse to begin
+        self._pool.close()  # steps that run end at their next tick, steps that wait refuse to begin
         self._ticker.close()
         while self._spares:
             self._spares.pop().store.close()
@@ -219,7 +219,8 @@ class GuestInstance:
     async def _run(self, export: str, text: str) -> str:
         if self._stop is not None:
             raise self._stop
-        return await asyncio.get_running_loop().run_in_executor(self._sandbox._pool, self._step, export, text)
+        answer: str = await self._sandbox._pool.run(self._step, export, text)
+        return answer
 
     def _step(self, export: str, text: str) -> str:
         with self._lock:
