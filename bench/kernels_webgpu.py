@@ -21,7 +21,6 @@ from tests.support.lavapipe import lavapipe
 
 LAYERS, WIDTH, QKV, FFN, VOCAB = 30, 576, 960, 1536, 49_152
 HEADS, KV_HEADS, HEAD_DIM = 9, 3, 64
-TOKENS_A_SECOND = 14.0  # shared facts: a simulated token with int8 activations on lavapipe 22.3
 ROUNDS = 5
 BLOCKS = {"q4_1": bytes.fromhex("1f210cac") + bytes(range(16)), "q8_0": bytes.fromhex("1f21") + bytes(range(32))}
 
@@ -125,7 +124,7 @@ async def measure(report: Report, device: WebGpuDevice, bucket: int, context: in
             report.add(f"{case.name}, GFLOP/s", 2e-9 * case.macs * bucket / spent)
     report.add("sum of kernels, ms a step", total * 1e3)
     report.add("sum of kernels, CPU ms a step", total_cpu * 1e3)
-    report.target("kernels only, tok/s", bucket / total, ">=", TOKENS_A_SECOND)
+    report.add("kernels only, tok/s", bucket / total)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
