@@ -28,7 +28,7 @@ lint: $(VENV)/.stamp-dev ## Check style and types
 	@MYPYPATH=build/mypy $(BIN)/mypy -p pie_core -p kernels_wgsl -p pie_server
 
 # Each prints its table; --device webgpu is the software rasteriser where there is no GPU.
-BENCHES := engine kernels_cpu kernels_webgpu "decode --device cpu" "decode --device webgpu --tokens 24" \
+BENCHES := "accuracy --device cpu" "accuracy --device webgpu" engine kernels_cpu kernels_webgpu "decode --device cpu" "decode --device webgpu --tokens 24" \
   "tax --device cpu" "tax --device webgpu --tokens 24" "memory --device cpu" "memory --device webgpu"
 
 bench: $(VENV)/.stamp-dev ## Run the benchmarks, one file a question
