@@ -1,0 +1,166 @@
+// Everything that crosses between the main thread, the engine worker and the inferlet workers.
+
+import type { ErrorData } from "./errors";
+
+// --- shared values
+
+export type DeviceChoice = "auto" | "webgpu" | "cpu";
+
+/** What really runs, and why. */
+export interface DeviceFacts {
+  readonly kind: "webgpu" | "cpu";
+  readonly name: string;
+  readonly description: string;
+  /** A rasteriser on the CPU. */
+  readonly software: boolean;
+  /** How it came to be chosen, a sentence. */
+  readonly why: string;
+}
+
+export interface ModelFacts {
+  readonly name: string;
+  readonly vocab: number;
+  readonly hidden: number;
+  readonly context: number;
+  readonly eos: readonly number[];
+}
+
+export interface PieInfo {
+  readonly device: DeviceFacts;
+  readonly model: ModelFacts;
+  readonly version: string;
+}
+
+/** `stage`: "runtime", "download", "verify", "device", "selftest", "weights", "ready". Bytes, bytes a second, seconds (null: unknown). */
+export interface Progress {
+  readonly stage: string;
+  readonly done: number;
+  readonly total: number;
+  readonly rate: number | null;
+  readonly eta: number | null;
+}
+
+/** `/models/<name>/manifest.json`. */
+export interface Manifest {
+  readonly name: string;
+  readonly file: string;
+  readonly size: number;
+  readonly sha256: string;
+}
+
+/** A model file of known size, read synchronously. `read` gives fresh bytes, or a view that stays valid until the next `read`. */
+export interface ByteSource {
+  readonly size: number;
+  read(offset: number, size: number): Uint8Array;
+  close(): void;
+}
+
+/** What `model/index.ts` exports as `openModel`: runs in the engine worker, throws LoadError and Cancelled. */
+export type OpenModel = (manifestUrl: string, options: OpenModelOptions) => Promise<OpenedModel>;
+
+export interface OpenModelOptions {
+  readonly signal: AbortSignal;
+  readonly onProgress: (progress: Progress) => void;
+}
+
+export interface OpenedModel {
+  readonly manifest: Manifest;
+  readonly source: ByteSource;
+}
+
+/**
+ * JSON text for the inferlet worker, made once from the checkpoint:
+ * {"spec": TokenizerSpec (pie_core/text/tokenizer.py), "template": the chat template's source or null}.
+ */
+export type TextSpec = string;
+
+// --- main thread -> engine worker
+
+export type ToEngine =
+  /** The first message. `base` ends with "/" and holds pyodide/, wheels/, kernels.wasm. Answered by "ready" or "failed". */
+  | { kind: "boot"; base: string; model: string; device: DeviceChoice; kvPoolBytes?: number }
+  /** End a load that goes on; answered by "failed" with Cancelled. */
+  | { kind: "cancelLoad" }
+  /** Run one inferlet over `port`, whose other end an inferlet worker holds. `input` is JSON text. Answered by "result" or "error". */
+  | { kind: "run"; run: number; port: MessagePort; source: string; name: string; input: string }
+  /** End a run: "error" follows, an InferletError of this `type`. For cancels, the watchdog and a worker that died. */
+  | { kind: "end"; run: number; type: string; message: string }
+  /** JSON text for the inferlet's `receive`. */
+  | { kind: "deliver"; run: number; value: string }
+  /** Answered by "reply" with PieInfo. */
+  | { kind: "info"; id: number }
+  /** Answered by "reply" with EngineStats. */
+  | { kind: "stats"; id: number }
+  /** End every run and free the device; answered by "reply", after which the worker may be terminated. */
+  | { kind: "dispose"; id: number };
+
+// --- engine worker -> main thread
+
+export type FromEngine =
+  | { kind: "progress"; progress: Progress }
+  | { kind: "ready"; info: PieInfo; text: TextSpec }
+  | { kind: "failed"; error: ErrorData }
+  /** The device was lost after "ready"; every run has ended, nothing runs any more. */
+  | { kind: "lost"; error: ErrorData }
+  /** A value that the inferlet sent, as JSON text, in order and before "result". */
+  | { kind: "message"; run: number; value: string }
+  | { kind: "log"; run: number; level: string; text: string }
+  /** JSON text of what `main` returned. The port is closed. */
+  | { kind: "result"; run: number; value: string }
+  | { kind: "error"; run: number; error: ErrorData }
+  | { kind: "reply"; id: number; value?: unknown; error?: ErrorData };
+
+/** Counters of `Engine.status()`, the bytes of the Python heap and of the cpu device's memory, and milliseconds inside the device. */
+export interface EngineStats {
+  readonly engine: Readonly<Record<string, number>>;
+  readonly heapBytes: number;
+  readonly deviceBytes: number;
+  readonly deviceMs: number;
+}
+
+// --- main thread -> inferlet worker
+
+export type ToInferlet =
+  /** The first message. `modules` are compiled once on the main thread, by file name. Answered by "ready". */
+  | { kind: "init"; base: string; text: TextSpec; modules?: Readonly<Record<string, WebAssembly.Module>> }
+  /** Serve one run over `port`. Answered by "ended". */
+  | { kind: "attach"; run: number; port: MessagePort }
+  /** The watchdog's question, answered by "pong" as soon as the guest's step ends. */
+  | { kind: "ping"; n: number };
+
+// --- inferlet worker -> main thread
+
+export type FromInferlet =
+  | { kind: "ready" }
+  | { kind: "pong"; n: number }
+  /** The port was closed. `clean`: the worker may serve another run. */
+  | { kind: "ended"; run: number; clean: boolean }
+  | { kind: "failed"; error: ErrorData };
+
+// --- engine worker <-> inferlet worker: JSON text over the port of one run
+//
+// engine -> inferlet   ["start",REQUEST]     once; `chat.prefix` in it is [] and is filled in beside the guest
+//                      ["resume",EVENTS]
+// inferlet -> engine   ["op","NAME",PAYLOAD] posted and future ops, and "log", in order
+//                      ["answer",ANSWER]     ends a step; ANSWER is what the guest's export returned
+//                      ["fault",{"type","message"}]  ends the run: a trap, or whatever else the guest cannot say itself
+//
+// REQUEST, EVENTS, PAYLOAD and ANSWER are JSON texts put in as they are, so that neither side parses what it only passes on.
+
+export type PortKind = "start" | "resume" | "op" | "answer" | "fault";
+
+/** The text of a message with one body. */
+export function portMessage(kind: Exclude<PortKind, "op">, body: string): string {
+  return `["${kind}",${body}]`;
+}
+
+/** The text of an op. `name` is one of the op table's names, so it needs no escapes. */
+export function opMessage(name: string, payload: string): string {
+  return `["op","${name}",${payload || "{}"}]`;
+}
+
+/** [kind, body] of a message that is not an op; the body is not parsed. */
+export function splitMessage(text: string): [string, string] {
+  const end = text.indexOf('"', 2);
+  return [text.slice(2, end), text.slice(end + 2, -1)];
+}
