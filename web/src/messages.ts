@@ -1,6 +1,6 @@
 // Everything that crosses between the main thread, the engine worker and the inferlet workers.
 
-import type { ErrorData } from "./errors";
+import type { ErrorData } from "./errors.js";
 
 // --- shared values
 
@@ -31,7 +31,7 @@ export interface PieInfo {
   readonly version: string;
 }
 
-/** `stage`: "runtime", "download", "verify", "device", "selftest", "weights", "ready". Bytes, bytes a second, seconds (null: unknown). */
+/** `stage`: "runtime", "waiting", "download", "verify", "device", "selftest", "weights". Bytes (0 of 0 where nothing is counted), bytes a second, seconds (null: unknown). */
 export interface Progress {
   readonly stage: string;
   readonly done: number;
@@ -40,37 +40,9 @@ export interface Progress {
   readonly eta: number | null;
 }
 
-/** `/models/<name>/manifest.json`. */
-export interface Manifest {
-  readonly name: string;
-  readonly file: string;
-  readonly size: number;
-  readonly sha256: string;
-}
-
-/** A model file of known size, read synchronously. `read` gives fresh bytes, or a view that stays valid until the next `read`. */
-export interface ByteSource {
-  readonly size: number;
-  read(offset: number, size: number): Uint8Array;
-  close(): void;
-}
-
-/** What `model/index.ts` exports as `openModel`: runs in the engine worker, throws LoadError and Cancelled. */
-export type OpenModel = (manifestUrl: string, options: OpenModelOptions) => Promise<OpenedModel>;
-
-export interface OpenModelOptions {
-  readonly signal: AbortSignal;
-  readonly onProgress: (progress: Progress) => void;
-}
-
-export interface OpenedModel {
-  readonly manifest: Manifest;
-  readonly source: ByteSource;
-}
-
 /**
- * JSON text for the inferlet worker, made once from the checkpoint:
- * {"spec": TokenizerSpec (pie_core/text/tokenizer.py), "template": the chat template's source or null}.
+ * JSON text for the inferlet worker, made once from the checkpoint: {"spec": TokenizerSpec (pie_core/text/tokenizer.py),
+ * "template": the chat template's source or null, "tokens": what it may name, such as {"bos_token": "<s>"}}.
  */
 export type TextSpec = string;
 
@@ -139,7 +111,7 @@ export type FromInferlet =
 
 // --- engine worker <-> inferlet worker: JSON text over the port of one run
 //
-// engine -> inferlet   ["start",REQUEST]     once; `chat.prefix` in it is [] and is filled in beside the guest
+// engine -> inferlet   ["start",REQUEST]     once
 //                      ["resume",EVENTS]
 // inferlet -> engine   ["op","NAME",PAYLOAD] posted and future ops, and "log", in order
 //                      ["answer",ANSWER]     ends a step; ANSWER is what the guest's export returned
