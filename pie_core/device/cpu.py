@@ -10,7 +10,7 @@ from pie_core.device.cpu_memory import Allocator
 from pie_core.device.cpu_module import CpuModule
 from pie_core.device.cpu_plan import CpuKernel, CpuPlan, compile_spec
 from pie_core.device.cpu_upload import upload_weight
-from pie_core.device.protocol import Buffer, DeviceError, DeviceInfo, DeviceLost, KernelSpec, Launch, LimitError, Weight
+from pie_core.device.protocol import Buffer, Data, DeviceError, DeviceInfo, DeviceLost, HostBytes, KernelSpec, Launch, LimitError, Weight
 
 MEMORY_LIMIT = (1 << 32) - (1 << 16)  # bytes; the address space of wasm32 less the last page
 # One plan serves every row count (kernels read it from the step buffer), so a bucket costs nothing but activation buffers. Products
@@ -115,7 +115,7 @@ class CpuDevice:
         """Free a buffer's range (called by the buffer)."""
         self._memory.free(address)
 
-    def write(self, buffer: Buffer, offset: int, data: bytes | bytearray | memoryview) -> None:
+    def write(self, buffer: Buffer, offset: int, data: Data) -> None:
         """Copy `data` to `offset`. Raises LimitError when it leaves the buffer."""
         size = data.nbytes if isinstance(data, memoryview) else len(data)
         address = self._range("write", buffer, offset, size)
@@ -185,7 +185,7 @@ class CpuDevice:
 
     # Weights
 
-    def upload(self, fmt: str, rows: int, cols: int, chunks: Iterable[memoryview], label: str = "") -> Weight:
+    def upload(self, fmt: str, rows: int, cols: int, chunks: Iterable[memoryview | HostBytes], label: str = "") -> Weight:
         """Repack checkpoint rows into device layout, in pieces of about 1 MiB. A chunk may be reused once the next is asked for.
 
         Raises KernelError (format, columns), LimitError (sizes of chunks), DeviceOutOfMemory; nothing stays allocated then.

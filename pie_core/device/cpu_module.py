@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Protocol
 
+from pie_core.device.protocol import Data
+
 # Why the module refused a record (enum Fault in kernels_wasm/device.h).
 _FAULTS = {
     1: "it has an unknown opcode",
@@ -40,7 +42,7 @@ class CpuModule(Protocol):
         """Linear memory has at least `end` bytes from here on; new bytes are zero."""
         ...
 
-    def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
+    def write(self, address: int, data: Data) -> None:
         """Copy `data` into linear memory. The caller may change it when the call returns."""
         ...
 

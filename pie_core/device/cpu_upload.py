@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pie_core.device.cpu_kernels import raw_row_bytes, weight_bytes
-from pie_core.device.protocol import DeviceError, LimitError, Weight
+from pie_core.device.protocol import DeviceError, HostBytes, LimitError, Weight, flat
 
 if TYPE_CHECKING:
     from pie_core.device.cpu import CpuBuffer, CpuDevice
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 STAGING_BYTES = 1 << 20  # checkpoint bytes repacked at a time
 
 
-def upload_weight(device: CpuDevice, fmt: str, rows: int, cols: int, chunks: Iterable[memoryview], *, label: str) -> Weight:
+def upload_weight(device: CpuDevice, fmt: str, rows: int, cols: int, chunks: Iterable[memoryview | HostBytes], *, label: str) -> Weight:
     """The [rows, cols] weight in device layout (see `CpuDevice.upload` for errors)."""
     if rows < 1 or cols < 1:
         raise LimitError(f"weight {label!r} is [{rows}, {cols}]; both must be at least 1")
@@ -52,11 +52,13 @@ def upload_weight(device: CpuDevice, fmt: str, rows: int, cols: int, chunks: Ite
         raise
 
 
-def whole_rows(chunks: Iterable[memoryview], rows: int, row_bytes: int, label: str) -> Iterator[tuple[int, memoryview]]:
+def whole_rows(
+    chunks: Iterable[memoryview | HostBytes], rows: int, row_bytes: int, label: str
+) -> Iterator[tuple[int, memoryview | HostBytes]]:
     """(first row, bytes) of each chunk, checked to be whole rows and `rows` of them in all. Raises LimitError."""
     first = 0
     for chunk in chunks:
-        part = memoryview(chunk).cast("B")
+        part = flat(chunk)
         if len(part) % row_bytes:
             raise LimitError(f"weight {label!r}: a chunk of {len(part)} bytes is not a whole number of rows of {row_bytes} bytes")
         count = len(part) // row_bytes

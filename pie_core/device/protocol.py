@@ -90,6 +90,22 @@ class MapSpec:
 KernelSpec = TemplateSpec | EpilogueSpec | MapSpec
 
 
+class HostBytes(Protocol):
+    """Bytes that the host keeps outside Python (in the page a JavaScript array). Only `write` of a device that runs there looks inside."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, part: slice, /) -> HostBytes: ...
+    def __bytes__(self) -> bytes: ...
+
+
+Data = bytes | bytearray | memoryview | HostBytes
+
+
+def flat(data: Data) -> memoryview | HostBytes:
+    """`data` so that `len` and slices count bytes."""
+    return memoryview(data).cast("B") if isinstance(data, bytes | bytearray | memoryview) else data
+
+
 class Kernel(Protocol):
     """A compiled spec."""
 
@@ -141,7 +157,7 @@ class Device(Protocol):
         ...
 
     def create_buffer(self, size: int, label: str = "") -> Buffer: ...
-    def write(self, buffer: Buffer, offset: int, data: bytes | bytearray | memoryview) -> None: ...
+    def write(self, buffer: Buffer, offset: int, data: Data) -> None: ...
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, size: int) -> None: ...
     def read(self, buffer: Buffer, offset: int, size: int) -> Awaitable[bytes]:
         """Enqueued AT THE CALL (not when awaited), so that work enqueued later never delays or changes what is read."""
@@ -149,7 +165,7 @@ class Device(Protocol):
 
     def compile(self, spec: KernelSpec) -> Kernel: ...
     def compile_plan(self, launches: Sequence[Launch]) -> Plan: ...
-    def upload(self, fmt: str, rows: int, cols: int, chunks: Iterable[memoryview], label: str = "") -> Weight:
+    def upload(self, fmt: str, rows: int, cols: int, chunks: Iterable[memoryview | HostBytes], label: str = "") -> Weight:
         """Stream raw checkpoint blocks (row-major, whole rows, any chunking at row boundaries) into device layout."""
         ...
 

@@ -11,7 +11,19 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from pie_core.device.protocol import Buffer, DeviceError, DeviceInfo, DeviceLost, KernelSpec, Launch, LimitError, Weight
+from pie_core.device.protocol import (
+    Buffer,
+    Data,
+    DeviceError,
+    DeviceInfo,
+    DeviceLost,
+    HostBytes,
+    KernelSpec,
+    Launch,
+    LimitError,
+    Weight,
+    flat,
+)
 from pie_core.device.webgpu_buffer import WebGpuBuffer, check_range
 from pie_core.device.webgpu_errors import says_lost, translate
 from pie_core.device.webgpu_kernels import KernelCache, WebGpuKernel
@@ -104,17 +116,17 @@ class WebGpuDevice:
         if self._lost is None:
             self.flush()
 
-    def write(self, buffer: Buffer, offset: int, data: bytes | bytearray | memoryview) -> None:
+    def write(self, buffer: Buffer, offset: int, data: Data) -> None:
         """Enqueue a write of `data`, a multiple of 4 bytes, at byte `offset`."""
-        target, view = self._own(buffer), memoryview(data).cast("B")
-        check_range(target, offset, view.nbytes, "write")
-        if not view.nbytes:
+        target, view = self._own(buffer), flat(data)
+        check_range(target, offset, len(view), "write")
+        if not len(view):
             return
         self.flush()
         try:
             self._queue.write_buffer(target.raw, offset, view)
         except self.gpu.GPUError as error:
-            raise self.failed(error, f"write {view.nbytes} bytes to buffer {target.label!r}") from error
+            raise self.failed(error, f"write {len(view)} bytes to buffer {target.label!r}") from error
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, size: int) -> None:
         """Enqueue a copy of `size` bytes between two different buffers."""
@@ -175,7 +187,7 @@ class WebGpuDevice:
         except self.gpu.GPUError as error:
             raise self.failed(error, "enqueue a kernel") from error
 
-    def upload(self, fmt: str, rows: int, cols: int, chunks: Iterable[memoryview], label: str = "") -> Weight:
+    def upload(self, fmt: str, rows: int, cols: int, chunks: Iterable[memoryview | HostBytes], label: str = "") -> Weight:
         """Stream raw checkpoint blocks (whole rows a chunk) into device layout, at most 8 MiB staged at a time."""
         self.check()
         return self._uploads.upload(fmt, rows, cols, chunks, label)

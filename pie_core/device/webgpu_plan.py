@@ -54,7 +54,7 @@ class RecordedPlan:
                 raise DeviceError("an epilogue kernel has a grid of its own: give it a plan of one launch")
             self._buffers += [bound_buffer(kernel, name, launch.bindings) for name, _ in kernel.bindings]
             self._steps.append((kernel.pipeline, bind(device, kernel, launch.bindings), kernel.grid))
-        compile_plan: Callable[[list[Step]], Callable[[], None]] | None = getattr(device.raw, "compile_plan", None)
+        compile_plan: Callable[[list[Step]], Callable[[Any], None]] | None = getattr(device.raw, "compile_plan", None)
         self._replay = compile_plan(self._steps) if compile_plan is not None else None
 
     def run(self, *, lane_offset: int = 0, lanes: int = 0) -> None:
@@ -68,8 +68,7 @@ class RecordedPlan:
             self._epoch = device.epoch
         try:
             if self._replay is not None:
-                device.flush()
-                self._replay()
+                self._replay(device.encoder())
                 return
             compute = device.encoder().begin_compute_pass()
             set_pipeline, set_bind_group, dispatch = compute.set_pipeline, compute.set_bind_group, compute.dispatch_workgroups

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from pie_core.device.protocol import DeviceError, KernelError, LimitError, Weight
+from pie_core.device.protocol import DeviceError, HostBytes, KernelError, LimitError, Weight, flat
 from pie_core.device.webgpu_buffer import WebGpuBuffer
 from pie_core.device.webgpu_plan import bind
 
@@ -33,25 +33,25 @@ def raw_bytes(fmt: str, rows: int, cols: int, label: str) -> int:
     return rows * (cols // BLOCK) * QUANTISED[fmt][0]
 
 
-def pieces(chunks: Iterable[memoryview], unit: int, most: int, expected: int, label: str) -> Iterator[memoryview]:
+def pieces(
+    chunks: Iterable[memoryview | HostBytes], unit: int, most: int, expected: int, label: str
+) -> Iterator[memoryview | HostBytes]:
     """`chunks` cut into pieces of at most `most` bytes at multiples of `unit`. Raises DeviceError when the bytes are not `expected`."""
     step, seen = most - most % unit, 0
     for chunk in chunks:
-        view = memoryview(chunk).cast("B")
-        seen += view.nbytes
-        if view.nbytes % unit or seen > expected:
-            raise DeviceError(f"tensor {label!r}: a chunk of {view.nbytes} bytes (unit {unit}) brings {seen} of {expected} bytes")
-        for start in range(0, view.nbytes, step):
+        view = flat(chunk)
+        seen += len(view)
+        if len(view) % unit or seen > expected:
+            raise DeviceError(f"tensor {label!r}: a chunk of {len(view)} bytes (unit {unit}) brings {seen} of {expected} bytes")
+        for start in range(0, len(view), step):
             yield view[start : start + step]
     if seen != expected:
         raise DeviceError(f"tensor {label!r} has {seen} bytes of {expected}; the file is truncated or its shape is wrong")
 
 
-def _padded(piece: memoryview) -> memoryview:
-    """`piece` with zeros up to a multiple of 4 bytes; a copy only when it needs one."""
-    if piece.nbytes % 4 == 0:
-        return piece
-    return memoryview(bytes(piece) + bytes(-piece.nbytes % 4))
+def _padded(tail: bytes) -> bytes:
+    """`tail` with zeros up to a multiple of 4 bytes."""
+    return tail + bytes(-len(tail) % 4)
 
 
 class Uploader:
@@ -63,7 +63,7 @@ class Uploader:
         self._job: WebGpuBuffer | None = None
         self._undrained = 0
 
-    def upload(self, fmt: str, rows: int, cols: int, chunks: Iterable[memoryview], label: str) -> Weight:
+    def upload(self, fmt: str, rows: int, cols: int, chunks: Iterable[memoryview | HostBytes], label: str) -> Weight:
         """See Device.upload."""
         expected = raw_bytes(fmt, rows, cols, label)
         if fmt in PLAIN:
@@ -77,23 +77,25 @@ class Uploader:
         except LimitError as error:
             raise LimitError(f"{error}. A smaller quantisation of the model would fit, or the cpu device (--device cpu)") from error
 
-    def _plain(self, fmt: str, chunks: Iterable[memoryview], label: str, expected: int) -> WebGpuBuffer:
+    def _plain(self, fmt: str, chunks: Iterable[memoryview | HostBytes], label: str, expected: int) -> WebGpuBuffer:
         quants = self._allocate(expected + -expected % 4, label)
         offset, carry = 0, b""
         for piece in pieces(chunks, PLAIN[fmt], STAGING_BYTES, expected, label):
             # An f16 row of odd width ends inside a word: its half word waits for the next piece.
             data = memoryview(carry + bytes(piece)) if carry else piece
-            whole = data.nbytes - data.nbytes % 4
+            whole = len(data) - len(data) % 4
             if whole:
                 self._device.write(quants, offset, data[:whole])
                 offset += whole
             carry = bytes(data[whole:])
-            self._drain(piece.nbytes)
+            self._drain(len(piece))
         if carry:
-            self._device.write(quants, offset, _padded(memoryview(carry)))
+            self._device.write(quants, offset, _padded(carry))
         return quants
 
-    def _quantised(self, fmt: str, chunks: Iterable[memoryview], label: str, expected: int) -> tuple[WebGpuBuffer, WebGpuBuffer]:
+    def _quantised(
+        self, fmt: str, chunks: Iterable[memoryview | HostBytes], label: str, expected: int
+    ) -> tuple[WebGpuBuffer, WebGpuBuffer]:
         unit, quant_bytes, scale_bytes = QUANTISED[fmt]
         blocks = expected // unit
         device = self._device
@@ -105,15 +107,18 @@ class Uploader:
         buffers = {"job": self._job, "raw": self._staging, "quants": quants, "scales": scales}
         group, first = None, 0
         for piece in pieces(chunks, unit, STAGING_BYTES, expected, label):
-            count = piece.nbytes // unit
+            count = len(piece) // unit
             kernel = device.kernels.repack(fmt, count)
             if group is None:
                 group = bind(device, kernel, buffers)
-            device.write(self._staging, 0, _padded(piece))
+            whole = len(piece) - len(piece) % 4
+            device.write(self._staging, 0, piece[:whole] if whole < len(piece) else piece)
+            if whole < len(piece):
+                device.write(self._staging, whole, _padded(bytes(piece[whole:])))
             device.write(self._job, 0, count.to_bytes(4, "little") + first.to_bytes(4, "little"))
             device.dispatch(kernel, group)
             first += count
-            self._drain(piece.nbytes)
+            self._drain(len(piece))
         return quants, scales
 
     def _drain(self, nbytes: int) -> None:

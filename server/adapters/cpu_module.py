@@ -17,7 +17,7 @@ from wasmtime import Config, Engine, Func, Instance, Memory, Module, Store, Trap
 
 from pie_core.device.cpu import MEMORY_LIMIT, CpuDevice
 from pie_core.device.cpu_module import fault_text
-from pie_core.device.protocol import DeviceError, DeviceLost, DeviceOutOfMemory
+from pie_core.device.protocol import Data, DeviceError, DeviceLost, DeviceOutOfMemory
 from pie_server.build.cpu_module import cpu_module
 
 PAGE_BYTES = 1 << 16
@@ -131,9 +131,9 @@ class WasmtimeCpuModule:
         """Have at least `end` bytes of linear memory."""
         self._put(lambda wasm: self._guard("growing memory", wasm.grow, end))
 
-    def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
+    def write(self, address: int, data: Data) -> None:
         """Copy into linear memory."""
-        flat = data if isinstance(data, bytes) else memoryview(data).cast("B")
+        flat = memoryview(data).cast("B") if isinstance(data, bytearray | memoryview) else bytes(data)
         if isinstance(flat, bytes) or len(flat) <= COPIED_WRITE_BYTES:
             kept = bytes(flat)
             self._put(lambda wasm: self._guard("a write", wasm.write, address, kept))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import psutil
@@ -466,16 +467,14 @@ async def test_an_injected_replayer_runs_the_plan(device: WebGpuDevice) -> None:
             return getattr(self.raw, name)
 
         def compile_plan(self, steps: list[tuple[object, object, tuple[int, int, int]]]) -> object:
-            def replay() -> None:
+            def replay(encoder: Any) -> None:
                 replays.append(len(steps))
-                encoder = device.raw.create_command_encoder()
                 compute = encoder.begin_compute_pass()
                 for pipeline, group, grid in steps:
                     compute.set_pipeline(pipeline)
                     compute.set_bind_group(0, group)
                     compute.dispatch_workgroups(*grid)
                 compute.end()
-                device.raw.queue.submit([encoder.finish()])
 
             return replay
 
@@ -486,7 +485,7 @@ async def test_an_injected_replayer_runs_the_plan(device: WebGpuDevice) -> None:
     shimmed.write(staged, 0, np.full(4, 2, np.float32).tobytes())
     shimmed.write(weight, 0, np.arange(4, dtype=np.float32).tobytes())
     plan = shimmed.compile_plan([Launch(norm, {"step": step, "x": x, "weight": weight, "out": out})])
-    shimmed.copy(staged, 0, x, 0, 16)  # recorded, so it must be submitted before the replay
+    shimmed.copy(staged, 0, x, 0, 16)  # recorded before the replay, so it must run before it
     plan.run()
     assert np.frombuffer(await shimmed.read(out, 0, 16), np.float32).tolist() == [0, 1, 2, 3]
     assert replays == [1]
