@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 from pie_core.eta.dtypes import DTYPES
 from pie_core.eta.errors import ProgramError
 from pie_core.eta.flow import ChanEffect, channel_effects
+from pie_core.eta.json_text import loads
 from pie_core.eta.ops import OPS
 from pie_core.eta.rules import MAX_RANK, Attr, Attrs, RuleError, Shape, Type, elements, show
 
@@ -239,7 +239,7 @@ def _parse(text: str) -> Program:
         size = f"{len(text)} characters" if isinstance(text, str) else _brief(text)
         raise _fail(f"a program text is a string of at most {MAX_TEXT} characters, got {size}")
     try:
-        doc = json.loads(text)
+        doc = loads(text)
     except (ValueError, RecursionError) as error:
         raise _fail(f"the program text is not JSON: {str(error)[:80]}") from None
     if type(doc) is not dict or set(doc) != {"chans", "ops", "outs", "params", "stage", "v"}:

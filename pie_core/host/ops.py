@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pie_core.eta.json_text import loads
 from pie_core.host.budget import Refusal
 
 OpClass = Literal["sync", "posted", "future"]
@@ -166,7 +166,7 @@ def parse(name: str, payload: str) -> Payload:
     if op is None:
         raise Refusal("UsageError", f"unknown op {name!r:.80}; known: {', '.join(OPS)}")
     try:
-        fields = json.loads(payload) if payload else {}
+        fields = loads(payload) if payload else {}
     except (ValueError, RecursionError) as error:
         raise Refusal("UsageError", f"{name}: the payload is not JSON: {error}") from None
     if type(fields) is not dict:

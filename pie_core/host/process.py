@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from pie_core.engine.instance import InstanceLimits
 from pie_core.engine.loop import Engine
+from pie_core.eta.json_text import loads
 from pie_core.host.budget import Budget
 from pie_core.host.executor import Executor
 from pie_core.host.port import GuestPort
@@ -157,7 +158,7 @@ class Process:
 
     async def _step(self, call: Callable[[str], Awaitable[str]], text: str) -> dict[str, Any]:
         try:
-            answer = json.loads(await call(text))
+            answer = loads(await call(text))
         except InferletFailed:
             raise
         except Exception as error:  # the guest's boundary: a trap, a limit or a broken answer ends this inferlet only
