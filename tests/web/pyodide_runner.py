@@ -1,0 +1,92 @@
+"""Runs inside Pyodide: the real pytest over test files of this repository; `run(...)` gives a JSON report."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import shutil
+import sys
+import time
+from asyncio import base_events, events
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path("/repo")
+
+
+class PlainLoop(base_events.BaseEventLoop):
+    """An event loop without sockets or threads: Pyodide's own cannot run until a coroutine completes without stack switching."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._selector = self
+
+    def select(self, timeout: float | None) -> list[Any]:
+        """Wait for the next timer; there is no input or output to wait for."""
+        if timeout is None:
+            raise RuntimeError("the test waits for something that nothing here will bring")
+        time.sleep(max(0.0, timeout))
+        return []
+
+    def _process_events(self, events: list[Any]) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass
+
+
+class Plugin:
+    """Runs coroutine tests and collects what became of every test."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, str] = {}
+        self.texts: dict[str, str] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        if not inspect.iscoroutinefunction(pyfuncitem.obj):
+            return None
+        names = pyfuncitem._fixtureinfo.argnames
+        with asyncio.Runner(loop_factory=PlainLoop) as runner:
+            runner.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            self.outcomes[report.nodeid] = report.outcome
+            if report.outcome != "passed":
+                self.texts[report.nodeid] = report.longreprtext[-3000:]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.outcomes[report.nodeid] = "failed"
+            self.texts[report.nodeid] = report.longreprtext[-3000:]
+
+
+def write_tiny_gguf(path: str | Path, **options: Any) -> Path:
+    """What tests/support/tiny_gguf.py would write with NumPy: a copy of the file that test_pyodide.py wrote with it."""
+    made = Path("/packages/tiny") / f"{json.dumps(options, sort_keys=True)}.gguf"
+    return Path(shutil.copy(made, path))
+
+
+def run(files: list[str], hypothesis_version: str, arguments: list[str]) -> str:
+    """Run `files` (relative to the repository)."""
+    sys.path.insert(0, str(ROOT))
+    sys.modules["tests.support.tiny_gguf"] = sys.modules[__name__]
+    import hypothesis_native  # beside this file
+
+    hypothesis_native.install(hypothesis_version)
+    plugin = Plugin()
+    options = ["-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:terminal", "--noconftest"]
+    options += ["--import-mode=importlib", "-c", "/dev/null"]
+    start = time.perf_counter()
+    asyncio.new_event_loop = PlainLoop  # what test_stateful calls
+    outer = events._get_running_loop()
+    events._set_running_loop(None)  # Pyodide's own always counts as running
+    code = pytest.main([*options, f"--rootdir={ROOT}", *arguments, *[str(ROOT / f) for f in files]], plugins=[plugin])
+    events._set_running_loop(outer)
+    report = {"code": int(code), "python": sys.version.split()[0], "platform": sys.platform, "seconds": time.perf_counter() - start}
+    return json.dumps({**report, "outcomes": plugin.outcomes, "texts": plugin.texts})
