@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ def build_lock(path: Path) -> Iterator[None]:
 
 
 def prune(folder: Path, pattern: str, keep: int = KEEP) -> None:
-    """Remove all but the `keep` newest files that match `pattern`. What another process still has mapped stays whole for it."""
+    """Remove all but the `keep` newest files and folders that match `pattern`. A file that a process has open stays whole for it."""
     aged: list[tuple[float, Path]] = []
     for path in folder.glob(pattern):
         try:
@@ -31,6 +32,9 @@ def prune(folder: Path, pattern: str, keep: int = KEEP) -> None:
             continue
     for _, path in sorted(aged, reverse=True)[keep:]:
         try:
-            path.unlink(missing_ok=True)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
         except PermissionError:  # in use, where the system forbids removing such files: it stays until the next build
             continue

@@ -59,15 +59,20 @@ def zig_version() -> str:
     return metadata.version("ziglang")
 
 
+def module_path(files: dict[str, str], cache: Path | None = None) -> Path:
+    """Where the module of these sources is or will be. Raises BuildError."""
+    # Without zig a module built earlier would still do, but its key needs the version: the package is required either way.
+    return (cache or cache_root()) / "build" / f"cpu-{source_key(files, zig_version(), FLAGS)[:32]}.wasm"
+
+
 def cpu_module(cache: Path | None = None) -> Path:
     """Path of the built module, compiling it first when the cache (default `cache_root()`) has none for these sources.
 
     Takes seconds the first time and milliseconds afterwards. Raises BuildError.
     """
     files = module_sources()
-    folder = (cache or cache_root()) / "build"
-    # Without zig a module built earlier would still do, but its key needs the version: the package is required either way.
-    target = folder / f"cpu-{source_key(files, zig_version(), FLAGS)[:32]}.wasm"
+    target = module_path(files, cache)
+    folder = target.parent
     if not target.exists():
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -27,13 +27,18 @@ _CORE = Path(pie_core.__file__).resolve().parent
 Progress = Callable[[str], None]
 
 
+def component_path(cache: Path | None = None) -> Path:
+    """Where the component for the present sources is or will be. Raises BuildError."""
+    return (cache or cache_root()) / "build" / f"python-{_key(_tool()[1])[:32]}.wasm"
+
+
 def python_component(cache: Path | None = None, progress: Progress | None = None) -> Path:
     """The path of the component for the present sources, built first where the cache (default `cache_root()`) lacks it.
 
     A build takes 5 to 15 s and needs no network; `progress` gets one line a stage. Raises BuildError.
     """
     tool, version = _tool()
-    target = (cache or cache_root()) / "build" / f"python-{_key(version)[:32]}.wasm"
+    target = component_path(cache)
     if not target.is_file():
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
