@@ -93,7 +93,7 @@ export interface EngineStats {
 // --- main thread -> inferlet worker
 
 export type ToInferlet =
-  /** The first message. `modules` are compiled once on the main thread, by file name. Answered by "ready". */
+  /** The first message. `modules` are what an earlier worker compiled, by file name. Answered by "ready". */
   | { kind: "init"; base: string; text: TextSpec; modules?: Readonly<Record<string, WebAssembly.Module>> }
   /** Serve one run over `port`. Answered by "ended". */
   | { kind: "attach"; run: number; port: MessagePort }
@@ -103,7 +103,8 @@ export type ToInferlet =
 // --- inferlet worker -> main thread
 
 export type FromInferlet =
-  | { kind: "ready" }
+  /** A fresh instance waits for a run: after "init", and again after a clean end. The first worker hands over what it compiled. */
+  | { kind: "ready"; modules?: Readonly<Record<string, WebAssembly.Module>> }
   | { kind: "pong"; n: number }
   /** The port was closed. `clean`: the worker may serve another run. */
   | { kind: "ended"; run: number; clean: boolean }

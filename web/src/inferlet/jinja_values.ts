@@ -1,0 +1,65 @@
+// Runtime values of `@huggingface/jinja`, which exports its interpreter but not their classes: made, told apart and printed here.
+
+import { Environment, type Interpreter } from "@huggingface/jinja";
+
+export interface Value {
+  readonly type: string;
+  readonly value: unknown;
+}
+
+export type Node = Parameters<Interpreter["evaluate"]>[0];
+
+const scratch = new Environment();
+
+/** A JavaScript value as the interpreter's. */
+export function toValue(value: unknown): Value {
+  scratch.variables.clear();
+  return scratch.set("value", value);
+}
+
+/** A list of values that exist already. */
+export function listOf(items: readonly Value[]): Value {
+  const made = toValue([]);
+  (made.value as Value[]).push(...items);
+  return made;
+}
+
+export function isText(value: Value): value is Value & { value: string } {
+  return value.type === "StringValue";
+}
+
+export function isList(value: Value): value is Value & { value: Value[] } {
+  return value.type === "ArrayValue" || value.type === "TupleValue";
+}
+
+export function isMap(value: Value): value is Value & { value: Map<string, Value> } {
+  return value.type === "ObjectValue" || value.type === "NamespaceValue" || value.type === "KeywordArgumentsValue";
+}
+
+/** `str(value)` of Python. */
+export function printed(value: Value): string {
+  return isText(value) ? value.value : value.type === "UndefinedValue" ? "" : repr(value);
+}
+
+function repr(value: Value): string {
+  if (isText(value)) return reprText(value.value);
+  if (isList(value)) {
+    const items = value.value.map(repr).join(", ");
+    if (value.type === "ArrayValue") return `[${items}]`;
+    return value.value.length === 1 ? `(${items},)` : `(${items})`;
+  }
+  if (isMap(value)) return `{${[...value.value].map(([key, item]) => `${reprText(key)}: ${repr(item)}`).join(", ")}}`;
+  if (value.type === "BooleanValue") return value.value ? "True" : "False";
+  if (value.type === "NullValue") return "None";
+  if (value.type === "UndefinedValue") return "Undefined";
+  if (value.type === "IntegerValue" || value.type === "FloatValue") return String(value);
+  throw new Error(`it prints a value of type ${value.type}`);
+}
+
+const ESCAPES: Readonly<Record<string, string>> = { "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t" };
+
+function reprText(text: string): string {
+  const quote = text.includes("'") && !text.includes('"') ? '"' : "'";
+  const body = text.replace(/[\\\n\r\t]/g, (sign) => ESCAPES[sign] ?? sign);
+  return quote + (quote === "'" ? body.replaceAll("'", "\\'") : body) + quote;
+}

@@ -1,0 +1,276 @@
+// The inferlet workers of a page: made ready ahead of time, one a run, watched, and thrown away when anything went wrong in them.
+
+import { errorFrom, type PieError } from "../errors.js";
+import type { FromInferlet, TextSpec, ToInferlet } from "../messages.js";
+
+/** The part of a Worker that the pool uses. */
+export interface WorkerLike {
+  onmessage: ((event: MessageEvent<FromInferlet>) => void) | null;
+  onerror: ((event: ErrorEvent) => void) | null;
+  postMessage(message: ToInferlet, transfer?: Transferable[]): void;
+  terminate(): void;
+}
+
+export interface PoolOptions {
+  /** The folder that holds inferlet.worker.js and component/; ends with "/". */
+  readonly base: string;
+  /** What the text ops answer from. */
+  readonly text: TextSpec;
+  /** Workers kept ready. */
+  readonly spares?: number;
+  /** Workers in all; further runs wait. Each takes some 40 MB. */
+  readonly most?: number;
+  /** How long a step may take. */
+  readonly stepSeconds?: number;
+  readonly makeWorker?: (base: string) => WorkerLike;
+}
+
+/** Why a run lost its worker: told once, unless the run was released before. */
+export type OnDead = (type: string, message: string) => void;
+
+type State = "starting" | "idle" | "running" | "refreshing" | "dead";
+
+interface Entry {
+  readonly worker: WorkerLike;
+  state: State;
+  job: Job | null;
+  /** When the ping that is not answered yet was sent; null: none is out. */
+  asked: number | null;
+}
+
+interface Job {
+  readonly run: number;
+  readonly port: MessagePort;
+  readonly onDead: OnDead;
+  entry: Entry | null;
+  ended: boolean;
+}
+
+/** One run's hold on a worker. */
+export interface Lease {
+  /** The run is over: a worker that has not ended by itself is terminated. May be called twice. */
+  release(): void;
+}
+
+const MOST_INTERVAL = 500; // ms between looks at the running workers
+
+export class InferletPool {
+  readonly #base: string;
+  readonly #text: TextSpec;
+  readonly #spares: number;
+  readonly #most: number;
+  readonly #stepMs: number;
+  readonly #makeWorker: (base: string) => WorkerLike;
+  readonly #entries = new Set<Entry>();
+  readonly #queue: Job[] = [];
+  #modules: Readonly<Record<string, WebAssembly.Module>> | null = null;
+  #timer: ReturnType<typeof setInterval> | null = null;
+  #looked = 0;
+  #pings = 0;
+  #disposed = false;
+  #failure: PieError | null = null;
+  readonly #waiters = new Set<() => void>();
+
+  /** Starts the first worker at once. */
+  constructor(options: PoolOptions) {
+    this.#base = options.base;
+    this.#text = options.text;
+    this.#spares = options.spares ?? 2;
+    this.#most = options.most ?? 32;
+    this.#stepMs = (options.stepSeconds ?? 10) * 1000;
+    this.#makeWorker = options.makeWorker ?? startWorker;
+    this.#refill();
+  }
+
+  /** Resolves when a worker is ready, rejects when none can be brought up. */
+  async ready(): Promise<void> {
+    while (!this.#disposed) {
+      if (this.#modules !== null) return;
+      if (this.#failure !== null) throw this.#failure;
+      await new Promise<void>((resolve) => this.#waiters.add(resolve));
+    }
+  }
+
+  /** Give a run a worker, which serves it over `port` (transferred). */
+  attach(run: number, port: MessagePort, onDead: OnDead): Lease {
+    const job: Job = { run, port, onDead, entry: null, ended: false };
+    if (this.#disposed) throw new Error("the pool is disposed");
+    this.#queue.push(job);
+    this.#assign();
+    return { release: () => this.#release(job) };
+  }
+
+  /** Terminate every worker. No `onDead` is called any more. */
+  dispose(): void {
+    this.#disposed = true;
+    this.#queue.length = 0;
+    for (const entry of this.#entries) this.#end(entry);
+    this.#entries.clear();
+    if (this.#timer !== null) clearInterval(this.#timer);
+    this.#timer = null;
+    this.#wake();
+  }
+
+  // --- workers
+
+  #start(): Entry {
+    const worker = this.#makeWorker(this.#base);
+    const entry: Entry = { worker, state: "starting", job: null, asked: null };
+    this.#entries.add(entry);
+    worker.onmessage = ({ data }) => this.#receive(entry, data);
+    worker.onerror = (event) => this.#die(entry, "WorkerFailed", `the inferlet's worker failed: ${event.message || "it could not be loaded"}`);
+    const init = { kind: "init", base: this.#base, text: this.#text } as const;
+    worker.postMessage(this.#modules === null ? init : { ...init, modules: this.#modules });
+    return entry;
+  }
+
+  /** Keep spares ready. Until the first worker has compiled the component the others wait for its modules. */
+  #refill(): void {
+    if (this.#disposed || this.#failure !== null) return;
+    const states = [...this.#entries].map((entry) => entry.state);
+    const ahead = states.filter((state) => state !== "running").length;
+    const wanted = this.#modules === null ? 1 : this.#spares + this.#queue.length;
+    for (let missing = Math.min(wanted - ahead, this.#most - states.length); missing > 0; missing--) this.#start();
+  }
+
+  #receive(entry: Entry, message: FromInferlet): void {
+    if (entry.state === "dead") return;
+    switch (message.kind) {
+      case "ready":
+        if (message.modules !== undefined) this.#modules ??= message.modules;
+        entry.state = "idle";
+        this.#wake();
+        this.#assign();
+        this.#trim();
+        break;
+      case "pong":
+        entry.asked = null;
+        break;
+      case "ended":
+        if (entry.job !== null) entry.job.ended = true;
+        entry.job = null;
+        entry.state = "refreshing";
+        if (!message.clean) this.#drop(entry);
+        break;
+      case "failed": {
+        const error = errorFrom(message.error);
+        if (this.#modules === null) this.#failure = error;
+        this.#die(entry, "WorkerFailed", `the inferlet's worker could not start: ${error.message}`);
+        break;
+      }
+    }
+  }
+
+  #assign(): void {
+    for (const entry of this.#entries) {
+      if (entry.state !== "idle") continue;
+      const job = this.#queue.shift();
+      if (job === undefined) break;
+      entry.state = "running";
+      entry.job = job;
+      entry.asked = null;
+      job.entry = entry;
+      entry.worker.postMessage({ kind: "attach", run: job.run, port: job.port }, [job.port]);
+      this.#watch();
+    }
+    this.#refill();
+  }
+
+  #release(job: Job): void {
+    const waiting = this.#queue.indexOf(job);
+    if (waiting >= 0) this.#queue.splice(waiting, 1);
+    const { entry } = job;
+    if (entry !== null && entry.job === job && !job.ended) this.#drop(entry);
+    job.ended = true;
+  }
+
+  /** Idle workers beyond the spares hold memory for nothing. */
+  #trim(): void {
+    const idle = [...this.#entries].filter((entry) => entry.state === "idle");
+    for (const entry of idle.slice(this.#spares)) this.#drop(entry);
+  }
+
+  #drop(entry: Entry): void {
+    this.#end(entry);
+    this.#entries.delete(entry);
+    this.#assign();
+  }
+
+  #end(entry: Entry): void {
+    entry.state = "dead";
+    entry.job = null;
+    entry.worker.onmessage = null;
+    entry.worker.onerror = null;
+    entry.worker.terminate();
+  }
+
+  #die(entry: Entry, type: string, message: string): void {
+    if (entry.state === "dead") return;
+    const { job } = entry;
+    const starting = entry.state === "starting";
+    this.#end(entry);
+    this.#entries.delete(entry);
+    if (job !== null && !job.ended) {
+      job.ended = true;
+      job.onDead(type, message);
+    }
+    if (starting && this.#modules === null) {
+      this.#failure ??= errorFrom({ name: "LoadError", message });
+      this.#abandon(message);
+    } else this.#assign();
+    this.#wake();
+  }
+
+  /** No worker can be brought up: the runs that wait for one end. */
+  #abandon(message: string): void {
+    for (const job of this.#queue.splice(0)) {
+      job.ended = true;
+      job.onDead("WorkerFailed", message);
+    }
+  }
+
+  #wake(): void {
+    for (const waiter of this.#waiters) waiter();
+    this.#waiters.clear();
+  }
+
+  // --- watchdog
+
+  #watch(): void {
+    if (this.#timer !== null) return;
+    this.#looked = performance.now();
+    this.#timer = setInterval(() => this.#look(), Math.min(MOST_INTERVAL, this.#stepMs / 4));
+  }
+
+  /** A worker answers a ping between steps; the time since a ping went out is at most the time of its step. */
+  #look(): void {
+    const now = performance.now();
+    const asleep = now - this.#looked > 4 * MOST_INTERVAL; // the page itself was stopped, and with it perhaps the workers
+    this.#looked = now;
+    let running = 0;
+    for (const entry of [...this.#entries]) {
+      if (entry.state !== "running") continue;
+      running++;
+      if (entry.asked === null) {
+        entry.asked = now;
+        entry.worker.postMessage({ kind: "ping", n: ++this.#pings });
+      } else if (asleep) entry.asked = now;
+      else if (now - entry.asked > this.#stepMs) {
+        const seconds = ((now - entry.asked) / 1000).toFixed(1);
+        this.#die(
+          entry,
+          "CpuBudgetExceeded",
+          `the inferlet ran for ${seconds} s without awaiting; the limit is ${this.#stepMs / 1000} s`,
+        );
+      }
+    }
+    if (running === 0 && this.#timer !== null) {
+      clearInterval(this.#timer);
+      this.#timer = null;
+    }
+  }
+}
+
+function startWorker(base: string): WorkerLike {
+  return new Worker(new URL("inferlet.worker.js", base), { type: "module", name: "inferlet" });
+}

@@ -1,0 +1,93 @@
+// One run in an inferlet worker: steps of the guest on the engine's messages, until it is done, has failed or trapped.
+
+import { portMessage, splitMessage } from "../messages.js";
+import { type Fault, faultOf, type Guest } from "./guest.js";
+import { Host } from "./host.js";
+import { type Limits, LIMITS, MEMORY_BYTES } from "./limits.js";
+import type { TextService } from "./text.js";
+
+/** The end of a MessagePort that a session uses; Node's has the same names. */
+export interface Port {
+  onmessage: ((event: MessageEvent<string>) => void) | null;
+  postMessage(text: string): void;
+  close(): void;
+}
+
+export class Session {
+  readonly host: Host;
+  readonly #port: Port;
+  readonly #guest: Guest;
+  readonly #limits: Limits;
+  readonly #onEnd: (clean: boolean) => void;
+  #seconds = 0;
+  #ended = false;
+
+  /** `guest` must be an instance that served nobody before, and send its host calls to `host.call`. `onEnd` is called once. */
+  constructor(port: Port, guest: Guest, text: TextService, onEnd: (clean: boolean) => void, limits: Limits = LIMITS) {
+    this.#port = port;
+    this.#guest = guest;
+    this.#limits = limits;
+    this.#onEnd = onEnd;
+    this.host = new Host(text, (message) => port.postMessage(message), limits);
+    port.onmessage = ({ data }) => this.#receive(data);
+  }
+
+  #receive(message: string): void {
+    if (this.#ended) return;
+    const [kind, body] = splitMessage(message);
+    if (kind === "start" || kind === "resume") this.#step(kind, body);
+    else this.#fault({ type: "HostError", message: `the engine sent ${kind.slice(0, 40)}, which is no message of the ABI` });
+  }
+
+  #step(kind: "start" | "resume", body: string): void {
+    const began = performance.now();
+    let answer: string;
+    try {
+      this.host.beginStep(kind === "resume" ? body : "");
+      answer = this.#guest[kind](body);
+    } catch (error) {
+      this.#fault(faultOf(error, MEMORY_BYTES));
+      return;
+    }
+    this.#seconds += (performance.now() - began) / 1000;
+    const { text, totalSeconds } = this.#limits;
+    if (answer.length > text) {
+      const [got, limit] = [answer.length, text].map((n) => n.toLocaleString("en"));
+      this.#fault({ type: "OutputLimitExceeded", message: `the inferlet answered ${got} characters at once; the limit is ${limit}` });
+    } else if (this.#seconds > totalSeconds) {
+      this.#fault({ type: "CpuBudgetExceeded", message: `the inferlet used ${totalSeconds} s of CPU time in total, which is its limit` });
+    } else this.#conclude(answer);
+  }
+
+  #conclude(answer: string): void {
+    const state = stateOf(answer);
+    if (state === null) {
+      this.#fault({ type: "GuestFault", message: `the guest answered ${answer.slice(0, 200)}, which is no state of the ABI` });
+      return;
+    }
+    this.#port.postMessage(portMessage("answer", answer));
+    if (state !== "pending") this.#end(true);
+  }
+
+  #fault(fault: Fault): void {
+    this.#port.postMessage(portMessage("fault", JSON.stringify(fault)));
+    this.#end(false);
+  }
+
+  #end(clean: boolean): void {
+    this.#ended = true;
+    this.#port.onmessage = null;
+    this.#port.close(); // what was posted still arrives
+    this.#onEnd(clean);
+  }
+}
+
+/** The "s" of an answer; null for what is none. Parsed, since an author's code can make the guest answer anything. */
+function stateOf(answer: string): "pending" | "done" | "failed" | null {
+  try {
+    const { s } = JSON.parse(answer) as { s?: unknown };
+    return s === "pending" || s === "done" || s === "failed" ? s : null;
+  } catch {
+    return null;
+  }
+}
