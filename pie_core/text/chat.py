@@ -9,13 +9,12 @@ from typing import Any, Final
 from pie_core.text.sandbox import TemplateError
 from pie_core.text.stream import MessageError, check_messages
 from pie_core.text.template import ChatTemplate
-from pie_core.text.tokenizer import Tokenizer, TokenizerSpec
+from pie_core.text.tokenizer import TEMPLATE_KEYS, Tokenizer, TokenizerSpec
 from pie_core.weights.metadata import Metadata
 
 # Private-use characters; one that occurs in neither messages nor template keeps user text from forming special tokens.
 _FIRST, _LAST = 0xF0000, 0xFFFFD
 _PRIVATE: Final = re.compile(f"[{chr(_FIRST)}-{chr(_LAST)}]")
-_TEMPLATE_KEYS: Final = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
 class ChatEncoder:
@@ -181,7 +180,7 @@ def load_chat(metadata: Metadata, spec: TokenizerSpec, tokenizer: Tokenizer) -> 
     source = metadata.optional_str("tokenizer.chat_template", None)
     template = None
     if source is not None:
-        ids = {key: metadata.optional_int(f"tokenizer.ggml.{name}_token_id", None) for key, name in _TEMPLATE_KEYS.items()}
+        ids = {key: metadata.optional_int(f"tokenizer.ggml.{name}_token_id", None) for key, name in TEMPLATE_KEYS.items()}
         tokens = {key: tokenizer.decode([index]) for key, index in ids.items() if index is not None}
         template = ChatTemplate(source, tokens)
     return ChatEncoder(tokenizer, template, spec["specials"], spec["bos"] if spec["add_bos"] else None)

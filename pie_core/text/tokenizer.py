@@ -13,6 +13,9 @@ MAX_CHARS: Final = 1_000_000  # characters of one encode call; the worst text of
 MAX_VOCAB: Final = 2_000_000
 CONTROL, USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
 
+# What a chat template may name -> the checkpoint's word for it (tokenizer.ggml.<word>_token_id).
+TEMPLATE_KEYS: Final = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+
 # Control tokens that end a turn or a text, wherever a checkpoint has them: files often declare only one of theirs.
 END_NAMES: Final = frozenset(
     {"<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "</s>", "<EOT>"}
