@@ -35,10 +35,11 @@ export async function fetchModel(store: Store, manifest: Manifest, options: Fetc
   let waiting: ReturnType<typeof setInterval> | undefined;
   const watch = (): void => {
     const meter = new Meter("waiting", manifest.size, options.onProgress);
-    let seen = 0;
+    let seen: number | null = null;
     const look = async (): Promise<void> => {
-      const written = await store.written(manifest).catch(() => seen);
-      meter.add(written - seen);
+      const written = await store.written(manifest).catch(() => seen ?? 0);
+      if (seen === null || written < seen) meter.jump(written);
+      else meter.add(written - seen);
       seen = written;
     };
     void look();

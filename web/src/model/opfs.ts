@@ -3,7 +3,7 @@
 import { StorageError } from "../errors.js";
 import { ifUnlocked } from "./lock.js";
 import type { Manifest } from "./manifest.js";
-import { isQuota, noRoom, room } from "./quota.js";
+import { isQuota, noRoom } from "./quota.js";
 import { BlobSource, HandleSource, type ByteSource } from "./source.js";
 import type { Store, Writer } from "./store.js";
 
@@ -54,16 +54,21 @@ export class OpfsStore implements Store {
   }
 
   async write(manifest: Manifest): Promise<Writer> {
+    for (;;) {
+      try {
+        return await this.#begin(manifest);
+      } catch (error) {
+        if (!isQuota(error)) throw await refusal(error, manifest.size);
+        if (!(await this.freeOther(manifest))) throw await noRoom(manifest.size);
+      }
+    }
+  }
+
+  async #begin(manifest: Manifest): Promise<Writer> {
     const state = await this.#readState(manifest);
     const entry = await this.#folder.getFileHandle(`${manifest.sha256}.part`, { create: true });
     const handle = await patiently(entry);
-    try {
-      if (state === null || handle.getSize() > manifest.size) handle.truncate(0);
-      await this.#makeRoom(manifest, manifest.size - handle.getSize());
-    } catch (error) {
-      handle.close();
-      throw error;
-    }
+    if (state === null || handle.getSize() > manifest.size) handle.truncate(0);
     return new OpfsWriter(this, manifest, entry, handle, state);
   }
 
@@ -72,12 +77,12 @@ export class OpfsStore implements Store {
   }
 
   async evict({ sha256 }: Manifest): Promise<void> {
-    for (const name of [sha256, `${sha256}.part`, `${sha256}.json`]) await this.#remove(name);
+    await this.#removeAll(sha256);
   }
 
   /** Remember, or with null forget, what the partial file is. */
   async keepState({ sha256, size }: Manifest, etag: string | null | undefined): Promise<void> {
-    if (etag === undefined) return this.#remove(`${sha256}.json`);
+    if (etag === undefined) return void (await this.#remove(`${sha256}.json`));
     const entry = await this.#folder.getFileHandle(`${sha256}.json`, { create: true });
     const handle = await patiently(entry);
     try {
@@ -101,16 +106,25 @@ export class OpfsStore implements Store {
     }
   }
 
-  /** When `needed` bytes do not fit, remove other models, but none that a tab writes or reads. Raises StorageError. */
-  async #makeRoom({ sha256 }: Manifest, needed: number): Promise<void> {
-    if (await fits(needed)) return;
-    const others: string[] = [];
-    for await (const name of this.#folder.keys()) if (!name.startsWith(sha256)) others.push(name);
-    for (const name of others) {
-      await ifUnlocked(name.replace(/\..*$/, ""), () => this.#remove(name));
-      if (await fits(needed)) return;
+  /** Remove another model, but none that a tab writes or reads. False when there is none. */
+  async freeOther({ sha256 }: Manifest): Promise<boolean> {
+    const others = new Set<string>();
+    for await (const name of this.#folder.keys()) others.add(name.replace(/\..*$/, ""));
+    others.delete(sha256);
+    for (const other of others) {
+      let freed = false;
+      await ifUnlocked(other, async () => {
+        freed = await this.#removeAll(other);
+      });
+      if (freed) return true;
     }
-    throw await noRoom(needed);
+    return false;
+  }
+
+  /** False when nothing was there that could be removed. */
+  async #removeAll(sha256: string): Promise<boolean> {
+    const names = [sha256, `${sha256}.part`, `${sha256}.json`];
+    return (await Promise.all(names.map((name) => this.#remove(name)))).includes(true);
   }
 
   async #entry(name: string): Promise<FileSystemFileHandle | null> {
@@ -118,15 +132,17 @@ export class OpfsStore implements Store {
       return await this.#folder.getFileHandle(name);
     } catch (error) {
       if (error instanceof DOMException && error.name === "NotFoundError") return null;
-      throw unusable(error);
+      throw await refusal(error, 0);
     }
   }
 
-  async #remove(name: string): Promise<void> {
+  /** False when it is not there, or in use by another tab, which keeps it. */
+  async #remove(name: string): Promise<boolean> {
     try {
       await this.#folder.removeEntry(name);
+      return true;
     } catch {
-      // not there, or in use by another tab, which keeps it
+      return false;
     }
   }
 }
@@ -162,18 +178,23 @@ class OpfsWriter implements Writer {
 
   async write(bytes: Uint8Array): Promise<void> {
     await this.#state;
-    const handle = this.#handle;
-    if (handle === null) throw new StorageError("the model's file was written after it was closed");
+    for (let done = 0; done < bytes.length; ) {
+      const got = this.#put(bytes.subarray(done));
+      done += got;
+      this.#at += got;
+      if (got === 0 && !(await this.#store.freeOther(this.#manifest))) throw await noRoom(this.#manifest.size - this.#at);
+    }
+  }
+
+  /** Bytes written; 0 when there is no room. */
+  #put(bytes: Uint8Array): number {
+    if (this.#handle === null) throw new StorageError("the model's file was written after it was closed");
     try {
-      for (let done = 0; done < bytes.length; ) {
-        const got = handle.write(bytes.subarray(done), { at: this.#at });
-        if (got === 0) throw await noRoom(this.#manifest.size - this.#at);
-        done += got;
-        this.#at += got;
-      }
+      const got = this.#handle.write(bytes, { at: this.#at });
+      return got <= bytes.length ? got : 0; // Chromium answers 2^32 - 8 where the quota ends
     } catch (error) {
-      if (isQuota(error)) throw await noRoom(this.#manifest.size - this.#at);
-      throw unusable(error);
+      if (isQuota(error)) return 0;
+      throw new StorageError(`the browser's storage refused: ${String(error)}`, { cause: error });
     }
   }
 
@@ -188,7 +209,7 @@ class OpfsWriter implements Writer {
     try {
       await this.#entry.move?.(this.#manifest.sha256); // the one step that makes it a model
     } catch (error) {
-      throw unusable(error);
+      throw await refusal(error, 0);
     }
     await this.#store.keepState(this.#manifest, undefined);
     const source = await this.#store.open(this.#manifest);
@@ -208,11 +229,6 @@ class OpfsWriter implements Writer {
   }
 }
 
-async function fits(needed: number): Promise<boolean> {
-  const now = await room();
-  return now === null || needed <= now.free;
-}
-
 /** An exclusive handle. A worker that was just terminated may hold its own for a moment longer. */
 async function patiently(entry: FileSystemFileHandle): Promise<FileSystemSyncAccessHandle> {
   for (let tries = 0; ; tries++) {
@@ -220,12 +236,15 @@ async function patiently(entry: FileSystemFileHandle): Promise<FileSystemSyncAcc
       return await entry.createSyncAccessHandle();
     } catch (error) {
       const busy = error instanceof DOMException && error.name === "NoModificationAllowedError";
-      if (!busy || tries === BUSY_TRIES) throw unusable(error);
+      if (!busy || tries === BUSY_TRIES) throw error;
       await new Promise((resolve) => setTimeout(resolve, BUSY_MS));
     }
   }
 }
 
-function unusable(error: unknown): StorageError {
-  return error instanceof StorageError ? error : new StorageError(`the browser's storage refused: ${error instanceof Error ? error.message : String(error)}`, { cause: error });
+/** A storage's refusal in words; `needed`: the bytes that were to be added. */
+async function refusal(error: unknown, needed: number): Promise<StorageError> {
+  if (error instanceof StorageError) return error;
+  if (isQuota(error)) return noRoom(needed);
+  return new StorageError(`the browser's storage refused: ${error instanceof Error ? error.message : String(error)}`, { cause: error });
 }

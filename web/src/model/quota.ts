@@ -1,18 +1,14 @@
-// Room in the browser's storage, and words for the lack of it.
+// Words, with numbers, for a storage that is full. (The browser's own estimate may flatter, so it forbids nothing.)
 
 import { StorageError } from "../errors.js";
 
-/** Bytes that still fit, or null when the browser does not say. */
-export async function room(): Promise<{ free: number; quota: number } | null> {
-  const { usage, quota } = (await navigator.storage?.estimate?.()) ?? {};
-  return usage === undefined || quota === undefined ? null : { free: Math.max(0, quota - usage), quota };
-}
-
 /** The error for `needed` more bytes that do not fit. */
 export async function noRoom(needed: number): Promise<StorageError> {
-  const now = await room();
-  const have = now === null ? "" : `; ${mb(now.free)} of the ${mb(now.quota)} that it grants this site are free`;
-  return new StorageError(`the browser has no room for ${mb(needed)} more of the model${have}: free some disk space or clear other sites' data`);
+  const { usage, quota } = (await navigator.storage?.estimate?.().catch(() => undefined)) ?? {};
+  const parts = [`the browser has no room for ${mb(needed)} more of the model`];
+  if (usage !== undefined) parts.push(`this site keeps ${mb(usage)} already`);
+  if (usage !== undefined && quota !== undefined && quota - usage < needed) parts.push(`it may keep ${mb(quota)}`);
+  return new StorageError(`${parts.join("; ")}: free some disk space, or clear what sites have stored`);
 }
 
 export function isQuota(error: unknown): boolean {

@@ -1,0 +1,149 @@
+// The page /hello: loads the model, runs the program in the text box, shows what it says. Query: ?device=auto|webgpu|cpu&model=URL.
+
+import example from "../../../inferlet_sdk/examples/hello.py?raw";
+import { Cancelled, Pie, PieError, type DeviceChoice } from "../pie.js";
+import { View } from "./view.js";
+import { errorText } from "./words.js";
+
+const query = new URLSearchParams(location.search);
+const view = new View();
+
+/** For tests and the curious: the API object behind the page, once it is loaded. */
+const hello: { pie: Pie | null } = { pie: null };
+declare global {
+  interface Window {
+    pieHello: typeof hello;
+  }
+}
+window.pieHello = hello;
+
+let loading: AbortController | null = null;
+let running: AbortController | null = null;
+
+function deviceChoice(): DeviceChoice {
+  const { value } = view.choice;
+  return value === "webgpu" || value === "cpu" ? value : "auto";
+}
+
+async function load(): Promise<void> {
+  const control = new AbortController();
+  loading?.abort();
+  loading = control;
+  view.noError();
+  view.loading("loading", "Starting");
+  view.running("idle", false, "");
+  const model = query.get("model");
+  try {
+    const pie = await Pie.load({
+      device: deviceChoice(),
+      ...(model === null ? {} : { model }),
+      onProgress: (progress) => {
+        if (loading === control) view.progress(progress);
+      },
+      signal: control.signal,
+    });
+    if (loading !== control) return void pie.dispose();
+    hello.pie = pie;
+    view.ready(pie.info());
+    view.running("idle", true, "");
+    void pie.failed.then((error) => lost(pie, error));
+    void pie.prepare().catch(() => undefined); // the first run says it better
+  } catch (error) {
+    if (loading !== control) return;
+    if (error instanceof Cancelled) view.loading("stopped", "Not loaded: cancelled. What came already is kept.");
+    else {
+      view.loading("failed", "Not loaded");
+      show(error);
+    }
+  } finally {
+    if (loading === control) loading = null;
+  }
+}
+
+/** The engine died under us. */
+function lost(pie: Pie, error: PieError): void {
+  if (hello.pie !== pie) return; // we gave it up ourselves
+  hello.pie = null;
+  void pie.dispose();
+  view.loading("failed", "The engine stopped");
+  view.running("idle", false, "");
+  show(error);
+}
+
+async function unload(): Promise<void> {
+  const { pie } = hello;
+  hello.pie = null;
+  running?.abort();
+  await pie?.dispose();
+}
+
+async function run(): Promise<void> {
+  const { pie } = hello;
+  if (pie === null || running !== null) return;
+  const control = new AbortController();
+  view.clear();
+  let input: unknown;
+  try {
+    input = JSON.parse(view.input.value.trim() || "{}");
+  } catch (error) {
+    return show(error);
+  }
+  running = control;
+  view.running("running", true, "Running");
+  const started = performance.now();
+  const took = (): string => `${((performance.now() - started) / 1000).toFixed(2)} s`;
+  let state = "";
+  try {
+    const value = await pie.run(view.source.value, {
+      input,
+      name: "hello.py",
+      signal: control.signal,
+      onMessage: (message) => view.write(typeof message === "string" ? message : `${JSON.stringify(message)}\n`),
+      onLog: (level, text) => view.write(`${level}: ${text}\n`),
+    });
+    view.result(value);
+    state = `Done in ${took()}`;
+  } catch (error) {
+    state = error instanceof Cancelled ? `Stopped after ${took()}` : `Failed after ${took()}`;
+    if (!(error instanceof Cancelled)) show(error);
+  } finally {
+    running = null;
+    view.flush();
+    view.running("idle", hello.pie !== null, state);
+  }
+}
+
+function stop(): void {
+  if (running === null) return;
+  view.running("stopping", true, "Stopping");
+  running.abort();
+}
+
+function show(error: unknown): void {
+  view.error(errorText(error instanceof Error ? error : new Error(String(error))));
+}
+
+view.source.value = example;
+view.input.value = '{"prompt": "The capital of France is"}';
+view.choice.value = query.get("device") ?? "auto";
+if (view.choice.selectedIndex < 0) view.choice.value = "auto";
+
+view.form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  void run();
+});
+view.stop.addEventListener("click", stop);
+view.load.addEventListener("click", () => (loading ? loading.abort() : void load()));
+view.choice.addEventListener("change", () => void unload().then(load));
+document.addEventListener("keydown", (event) => {
+  if (event.isComposing) return;
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    void run();
+  } else if (event.key === "Escape" && running !== null) {
+    event.preventDefault();
+    stop();
+  }
+});
+
+void load();

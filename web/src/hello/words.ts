@@ -1,0 +1,73 @@
+// Words for what the page shows: progress, the device, errors.
+
+import { InferletError, type PieError } from "../errors.js";
+import type { DeviceFacts, Progress } from "../messages.js";
+
+const STAGES: Readonly<Record<string, string>> = {
+  runtime: "Starting the Python runtime",
+  waiting: "Waiting for another tab that downloads the model",
+  download: "Downloading the model",
+  verify: "Checking the part that is already here",
+  device: "Opening the device",
+  selftest: "Testing the device's kernels",
+  weights: "Loading the model into the device",
+};
+
+export function stageText({ stage }: Progress): string {
+  return STAGES[stage] ?? `Loading: ${stage}`;
+}
+
+/** "45.2 of 98.4 MB, 23.1 MB/s, 3 s left"; empty where nothing is counted. */
+export function amountText({ done, total, rate, eta }: Progress): string {
+  if (total <= 0) return "";
+  const parts = [`${(done / 1e6).toFixed(1)} of ${(total / 1e6).toFixed(1)} MB`];
+  if (rate !== null && rate > 0) parts.push(`${(rate / 1e6).toFixed(1)} MB/s`);
+  if (eta !== null && eta > 0) parts.push(`${durationText(eta)} left`);
+  return parts.join(", ");
+}
+
+export function durationText(seconds: number): string {
+  if (seconds < 90) return `${Math.max(1, Math.ceil(seconds))} s`;
+  if (seconds < 5400) return `${Math.ceil(seconds / 60)} min`;
+  return `${(seconds / 3600).toFixed(1)} h`;
+}
+
+/** "CPU: WebAssembly SIMD. There is no WebGPU adapter." */
+export function deviceText({ kind, name, description, software, why }: DeviceFacts): string {
+  const what = [name, description].filter((part, index, all) => part !== "" && all.indexOf(part) === index && part !== kind).join(", ");
+  const where = kind === "webgpu" ? (software ? "WebGPU in software" : "WebGPU") : "CPU";
+  return `${where}${what ? `: ${what}` : ""}. ${sentence(why)}`;
+}
+
+export interface ErrorText {
+  title: string;
+  message: string;
+  line: number | null;
+  traceback: string;
+}
+
+/** An error of the API in words. A program's own error is titled by its type, the others by what could not be done. */
+export function errorText(error: PieError | Error): ErrorText {
+  if (error instanceof InferletError) {
+    // The message of an InferletError may repeat type and place, which are shown on their own.
+    return { title: error.type, message: error.message, line: error.line, traceback: error.traceback };
+  }
+  return { title: TITLES[error.name] ?? error.name, message: sentence(error.message), line: null, traceback: "" };
+}
+
+const TITLES: Readonly<Record<string, string>> = {
+  LoadError: "The model could not be loaded",
+  NetworkError: "The network failed",
+  IntegrityError: "The model's file is not the right one",
+  StorageError: "The browser's storage failed",
+  DeviceUnavailable: "The device is not available",
+  SelfTestFailed: "The device computes wrong numbers",
+  PieError: "The engine failed",
+  SyntaxError: "The input is not JSON",
+};
+
+function sentence(text: string): string {
+  if (text === "") return "";
+  const start = text[0]!.toUpperCase() + text.slice(1);
+  return /[.!?]$/.test(start) ? start : `${start}.`;
+}

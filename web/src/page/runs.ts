@@ -1,0 +1,102 @@
+// Runs: each joins an inferlet worker and the engine by a channel of its own, and ends with a result, an error or a cancel.
+
+import { Cancelled, PieError } from "../errors.js";
+import { InferletPool, type Lease } from "../inferlet/pool.js";
+import type { EngineClient } from "./engine.js";
+
+export interface RunRequest {
+  source: string;
+  name: string;
+  /** JSON text. */
+  input: string;
+  /** A sent value, as JSON text. */
+  message: (value: string) => void;
+  log: (level: string, text: string) => void;
+  signal: AbortSignal | undefined;
+}
+
+const SETTLE_MS = 2000; // within which a worker whose run ended well says so itself and can be used again
+
+export class Runs {
+  readonly #engine: EngineClient;
+  readonly #base: string;
+  readonly #closing = new AbortController();
+  #pool: InferletPool | null = null; // made by the first run: until then no language component is needed
+  #count = 0;
+
+  constructor(engine: EngineClient, base: string) {
+    this.#engine = engine;
+    this.#base = base;
+    void engine.failed.then(() => this.close());
+  }
+
+  /** Have a worker with the language component ready. */
+  async prepare(): Promise<void> {
+    await this.#workers().ready();
+  }
+
+  /** JSON text of the inferlet's result. Raises InferletError, Cancelled, PieError, and what `message` or `log` throw. */
+  run({ source, name, input, message, log, signal }: RunRequest): Promise<string> {
+    const run = ++this.#count;
+    const { port1, port2 } = new MessageChannel();
+    const closing = this.#closing.signal;
+    return new Promise<string>((resolve, reject) => {
+      let lease: Lease | null = null;
+      let over = false;
+      const settle = (): void => {
+        over = true;
+        signal?.removeEventListener("abort", cancel);
+        closing.removeEventListener("abort", close);
+      };
+      /** End the run from this side: nobody waits for what engine and worker still say. */
+      const abort = (error: unknown): void => {
+        if (over) return;
+        settle();
+        this.#engine.abandon(run, error instanceof Error ? error.message : String(error));
+        lease?.release();
+        reject(error as Error);
+      };
+      const cancel = (): void => abort(new Cancelled("the run was cancelled"));
+      const close = (): void => abort(this.#engine.failure ?? new Cancelled("the run ended with its Pie, which was disposed"));
+      /** What the caller's code throws ends its run. */
+      const guarded = (tell: () => void): void => {
+        try {
+          if (!over) tell();
+        } catch (error) {
+          abort(error);
+        }
+      };
+      signal?.addEventListener("abort", cancel, { once: true });
+      closing.addEventListener("abort", close, { once: true });
+
+      this.#engine.start(run, port1, source, name, input, {
+        message: (value) => guarded(() => message(value)),
+        log: (level, text) => guarded(() => log(level, text)),
+        done: (value) => {
+          settle();
+          if (lease !== null) setTimeout(() => lease?.release(), SETTLE_MS);
+          resolve(value);
+        },
+        failed: (error: PieError) => {
+          settle();
+          if (lease !== null) setTimeout(() => lease?.release(), SETTLE_MS);
+          reject(error);
+        },
+      });
+      if (over) return;
+      lease = this.#workers().attach(run, port2, (type, why) => this.#engine.end(run, type, why));
+    });
+  }
+
+  /** End all runs and their workers. */
+  close(): void {
+    this.#closing.abort();
+    this.#pool?.dispose();
+    this.#pool = null;
+  }
+
+  #workers(): InferletPool {
+    if (this.#closing.signal.aborted) throw new PieError("this Pie was disposed: load another");
+    return (this.#pool ??= new InferletPool({ base: this.#base, text: this.#engine.text }));
+  }
+}

@@ -1,0 +1,119 @@
+// The page's API: `const pie = await Pie.load(); const result = await pie.run(source, {input})`.
+
+import { Cancelled, LoadError, PieError } from "./errors.js";
+import type { DeviceChoice, EngineStats, PieInfo, Progress } from "./messages.js";
+import { EngineClient } from "./page/engine.js";
+import { Runs } from "./page/runs.js";
+
+export { Cancelled, DeviceUnavailable, InferletError, IntegrityError, LoadError, NetworkError, PieError, SelfTestFailed, StorageError } from "./errors.js";
+export type { DeviceChoice, DeviceFacts, EngineStats, ModelFacts, PieInfo, Progress } from "./messages.js";
+
+const OWN_MODEL = "../models/default/manifest.json"; // from where pie.js is
+
+export interface LoadOptions {
+  /** The URL of the model's manifest; without it the server's own model. */
+  model?: string;
+  /** "auto": a WebGPU adapter that is not software, else the CPU. By name: that one, or DeviceUnavailable. */
+  device?: DeviceChoice;
+  /** Where pie.js and the files beside it are; without it, where this module came from. */
+  base?: string;
+  /** Bytes for the KV cache. */
+  kvPoolBytes?: number;
+  onProgress?: (progress: Progress) => void;
+  signal?: AbortSignal;
+}
+
+export interface RunOptions {
+  /** Any JSON value, given to the inferlet's `main`. */
+  input?: unknown;
+  /** How the program is called in tracebacks. */
+  name?: string;
+  /** Each value that the inferlet sends, in order, before the result. If it throws, the run ends with that error. */
+  onMessage?: (value: unknown) => void;
+  onLog?: (level: string, text: string) => void;
+  signal?: AbortSignal;
+}
+
+/** A loaded model on a device of this page. Nothing is shared between two of them but the cached files. */
+export class Pie {
+  /** Resolves with the error that ended the engine (a lost device, a crashed worker, `dispose`); never rejects. */
+  readonly failed: Promise<PieError>;
+  readonly #engine: EngineClient;
+  readonly #runs: Runs;
+  #disposed: Promise<void> | null = null;
+
+  private constructor(engine: EngineClient, base: string) {
+    this.#engine = engine;
+    this.#runs = new Runs(engine, base);
+    this.failed = engine.failed;
+  }
+
+  /** Start the engine and load the model. Raises LoadError and its kinds; Cancelled as soon as `signal` says so. */
+  static async load({ model, device = "auto", base, kvPoolBytes, onProgress, signal }: LoadOptions = {}): Promise<Pie> {
+    if (!["auto", "webgpu", "cpu"].includes(device)) throw new LoadError(`there is no device "${String(device)}": auto, webgpu or cpu`);
+    const folder = base === undefined ? absolute(".", import.meta.url) : absolute(base.replace(/\/?$/, "/"), document.baseURI);
+    const manifest = model === undefined ? absolute(OWN_MODEL, folder) : absolute(model, document.baseURI);
+    return new Pie(await EngineClient.boot({ base: folder, model: manifest, device, kvPoolBytes, onProgress, signal }), folder);
+  }
+
+  /** What really runs, and why. */
+  info(): PieInfo {
+    return this.#engine.info;
+  }
+
+  /** Counters of the engine. Rejects when it has ended. */
+  async stats(): Promise<EngineStats> {
+    return (await this.#engine.ask("stats")) as EngineStats;
+  }
+
+  /** Load the language component ahead of the first run, which does it otherwise. */
+  async prepare(): Promise<void> {
+    this.#check();
+    await this.#runs.prepare();
+  }
+
+  /**
+   * Run an inferlet, as many at once as you like, and get what its `main` returns.
+   * Raises InferletError when the program fails, Cancelled by `signal` or `dispose`, PieError when the engine is gone.
+   */
+  async run(source: string, { input = {}, name = "inferlet.py", onMessage, onLog, signal }: RunOptions = {}): Promise<unknown> {
+    this.#check();
+    if (typeof source !== "string") throw new PieError("the program's source must be a text");
+    const request = JSON.stringify(input) as string | undefined;
+    if (request === undefined) throw new PieError("the program's input must be a JSON value");
+    if (signal?.aborted) throw new Cancelled("the run was cancelled");
+    const value = await this.#runs.run({
+      source,
+      name,
+      input: request,
+      message: (text) => onMessage?.(JSON.parse(text)),
+      log: (level, text) => onLog?.(level, text),
+      signal,
+    });
+    return JSON.parse(value);
+  }
+
+  /** End everything and give device and workers back. Runs reject with Cancelled. Twice is harmless. */
+  dispose(): Promise<void> {
+    this.#disposed ??= this.#close();
+    return this.#disposed;
+  }
+
+  async #close(): Promise<void> {
+    this.#runs.close();
+    await this.#engine.close();
+  }
+
+  #check(): void {
+    if (this.#disposed) throw new PieError("this Pie was disposed: load another");
+    if (this.#engine.failure) throw this.#engine.failure;
+  }
+}
+
+function absolute(url: string, from: string): string {
+  try {
+    return new URL(url, from).href;
+  } catch {
+    throw new LoadError(`"${url}" is not a URL`);
+  }
+}
