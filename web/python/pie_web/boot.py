@@ -1,0 +1,91 @@
+"""Brings the engine up in the page: device, self-test, weights, engine. What goes wrong becomes a class of web/src/errors.ts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pyodide.ffi import JsException
+
+from pie_core.device.protocol import DeviceError
+from pie_core.device.selftest import self_test
+from pie_core.engine.loop import Engine
+from pie_core.engine.model_runner import ModelRunner
+from pie_core.poem import PoemError
+from pie_core.text.stream import TextError
+from pie_core.text.tokenizer import TEMPLATE_KEYS, TokenizerSpec, token_table, tokenizer_spec
+from pie_core.weights import WeightsError
+from pie_core.weights.metadata import Metadata
+from pie_web.adapter import OpenDevice, open_device
+from pie_web.checkpoint import PageCheckpoint
+from pie_web.page import Page
+
+
+class LoadFailed(Exception):
+    """`kind` is the error's class in the page."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+async def load(host: Any) -> Page | None:
+    """The engine on a device of `host` (engine/host.ts); None when it failed, and `host.fail` was told why."""
+    try:
+        return await _load(host)
+    except LoadFailed as failure:
+        host.fail(failure.kind, str(failure))
+    except (DeviceError, PoemError, TextError, WeightsError) as error:
+        host.fail("LoadError", str(error))
+    except JsException as error:  # of the host: reading the model
+        host.fail(error.name, error.message)
+    return None
+
+
+async def _load(host: Any) -> Page | None:
+    checkpoint = PageCheckpoint(host.source, str(host.modelName))
+    checkpoint.check_runnable()
+    spec = tokenizer_spec(checkpoint.metadata)
+    host.progress("device", 0, 0)
+    try:
+        opened = await open_device(host)
+    except DeviceError as error:
+        raise LoadFailed("DeviceUnavailable", str(error)) from error
+    if opened is None:
+        return None
+    try:
+        return await _bring_up(host, opened, checkpoint, spec)
+    except BaseException:
+        opened.device.close()
+        raise
+
+
+async def _bring_up(host: Any, opened: OpenDevice, checkpoint: PageCheckpoint, spec: TokenizerSpec) -> Page:
+    device = opened.device
+    host.progress("selftest", 0, 0)
+    try:
+        await self_test(device)
+    except DeviceError as error:
+        raise LoadFailed("SelfTestFailed", str(error)) from error
+
+    def progress(done: int, total: int) -> None:
+        host.progress("weights", done, total)
+
+    runner = ModelRunner.load(device, checkpoint, kv_pool_bytes=int(host.kvPoolBytes), progress=progress)
+    await device.read(runner.results, 0, 4)  # what the device refused while the weights came is raised here
+    engine = Engine(runner)
+    engine.start()
+    return Page(host, opened, engine, spec, text_spec(checkpoint.metadata, spec))
+
+
+def text_spec(metadata: Metadata, spec: TokenizerSpec) -> str:
+    """JSON text of what works beside the inferlets: tokenizer, chat template, and the tokens that the template may name."""
+    ids = {key: metadata.optional_int(f"tokenizer.ggml.{word}_token_id", None) for key, word in TEMPLATE_KEYS.items()}
+    texts = {index: text for text, index in spec["tokenizer"]["model"]["vocab"].items()}
+    named = {key: texts[index] for key, index in ids.items() if index in texts}
+    words = list(dict.fromkeys(named.values()))
+    few: Any = {**spec["tokenizer"], "model": {"vocab": {word: number for number, word in enumerate(words)}}}
+    table = token_table({**spec, "tokenizer": few})
+    tokens = {key: table[words.index(text)].decode("utf-8", "replace") for key, text in named.items()}
+    template = metadata.optional_str("tokenizer.chat_template", None)
+    return json.dumps({"spec": spec, "template": template, "tokens": tokens}, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,50 @@
+// Python in this worker: the self-hosted Pyodide with the wheels of the page's lock file. Nothing comes from another origin.
+
+import type { PyodideAPI } from "pyodide";
+
+import { LoadError, NetworkError } from "../errors.js";
+
+type LoadPyodide = typeof import("pyodide").loadPyodide;
+
+/** Boot Python and install every wheel. `base` ends with "/" and holds pyodide/ and wheels/. Throws NetworkError and LoadError. */
+export async function bootPython(base: string): Promise<PyodideAPI> {
+  const lock = await fetchText(`${base}wheels/pyodide-lock.json`);
+  const { packages } = JSON.parse(lock) as { packages: Record<string, unknown> };
+  const { loadPyodide } = await importPyodide(`${base}pyodide/pyodide.mjs`);
+  try {
+    return await loadPyodide({
+      indexURL: `${base}pyodide/`,
+      lockFileContents: lock,
+      packageBaseUrl: `${base}wheels/`,
+      packages: Object.keys(packages),
+      stdout: (line) => console.log(line),
+      stderr: (line) => console.warn(line),
+    });
+  } catch (error) {
+    throw new LoadError(`Python did not start in this browser: ${String(error)}`, { cause: error });
+  }
+}
+
+async function importPyodide(url: string): Promise<{ loadPyodide: LoadPyodide }> {
+  try {
+    return (await import(/* @vite-ignore */ url)) as { loadPyodide: LoadPyodide };
+  } catch (error) {
+    throw new NetworkError(`Python could not be fetched from ${url}`, { cause: error });
+  }
+}
+
+async function fetchText(url: string): Promise<string> {
+  let response: Response;
+  try {
+    response = await fetch(url);
+  } catch (error) {
+    throw new NetworkError(`${url} could not be fetched`, { cause: error });
+  }
+  if (!response.ok) throw new NetworkError(`${url} could not be fetched: status ${response.status}`);
+  return response.text();
+}
+
+/** Bytes of Python's heap. Pyodide has no public word for it. */
+export function heapBytes(python: PyodideAPI): number {
+  return (python as unknown as { _module: { HEAPU8: Uint8Array } })._module.HEAPU8.byteLength;
+}
