@@ -6,6 +6,8 @@ from importlib.metadata import version
 
 from aiohttp import web
 
+from pie_server import model_files
+from pie_server import web as page
 from pie_server.api import openai
 from pie_server.api.backend import BACKEND, METRICS, Backend
 from pie_server.config import Settings
@@ -47,4 +49,6 @@ def create_app(backend: Backend, settings: Settings) -> web.Application:
     app.router.add_get("/health", health)
     app.router.add_get("/metrics", metrics_page)
     openai.add_routes(app, settings)
+    model_files.add_routes(app)
+    page.add_routes(app)
     return app

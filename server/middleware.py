@@ -61,7 +61,11 @@ def _cors_headers(request: web.Request, origins: Sequence[str]) -> dict[str, str
     origin = request.headers.get("Origin")
     if origin is None or not ("*" in origins or origin in origins):
         return {}
-    return {"Access-Control-Allow-Origin": origin, "Vary": "Origin", "Access-Control-Expose-Headers": "X-Request-Id, Retry-After"}
+    return {
+        "Access-Control-Allow-Origin": origin,
+        "Vary": "Origin",
+        "Access-Control-Expose-Headers": "X-Request-Id, Retry-After, ETag, Content-Range",
+    }
 
 
 def _preflight(request: web.Request, cors: dict[str, str]) -> web.Response:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pie_core.device.protocol import PAGE_TOKENS, Device
@@ -41,7 +42,8 @@ class Service:
     def __init__(self, source: Source, device: DeviceName, kv_pool_mb: int, on_progress: OnProgress | None = None) -> None:
         self._source, self._wanted, self._kv_pool_mb, self._on_progress = source, device, kv_pool_mb, on_progress
         self._status = Status("loading", Progress("starting"))
-        self._card = ModelCard(source.name, int(source.path.stat().st_mtime), source.architecture, source.context)
+        created = int(source.path.stat().st_mtime)
+        self._card = ModelCard(source.name, created, source.architecture, source.context, source.path)
         self._stages: dict[str, Progress] = {}  # of the parts that load side by side, the last to change last
         self._sandbox: Sandbox | None = None
         self._device: Device | None = None
@@ -125,10 +127,9 @@ class Service:
             for load in loads:
                 load.cancel()
         limits = runner.limits
-        card = self._card
-        self._card = ModelCard(card.name, card.created, card.architecture, min(limits.context, limits.pages * PAGE_TOKENS))
+        self._card = replace(self._card, context=min(limits.context, limits.pages * PAGE_TOKENS))
         eos = tuple(text.spec["eos"])
-        facts = ModelFacts(card.name, limits.vocab, limits.hidden, self._card.context, eos)
+        facts = ModelFacts(self._card.name, limits.vocab, limits.hidden, self._card.context, eos)
         self._services = Services(facts, text.tokenizer, text.chat)
         self._engine = Engine(runner)
         self._engine.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from aiohttp import web
@@ -24,12 +25,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The served model as the API shows it; `created` is in Unix seconds."""
+    """The served model as the API shows it; `created` is in Unix seconds. `checkpoint` is its file, which pages fetch."""
 
     name: str
     created: int
     architecture: str
     context: int
+    checkpoint: Path | None = None
 
 
 @dataclass(frozen=True)

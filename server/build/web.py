@@ -71,7 +71,7 @@ def web_assets(cache: Path | None = None, progress: Progress | None = None, leve
                 built = [_build_part(part, folder, level, say) for part in parts]
                 target = _target(parts, folder, level)
                 if not target.is_dir():
-                    _publish(folder, target, lambda stage: [_link_tree(part, stage) for part in built])
+                    _publish(folder, target, lambda stage: _link_trees(built, stage))
                     prune(folder, "web-all-*", _KEEP)
                     say(f"built the page ({_size(target) / 1e6:.1f} MB)")
     except OSError as error:
@@ -126,8 +126,9 @@ def _publish(folder: Path, target: Path, build: Callable[[Path], object]) -> Non
         os.rename(stage, target)
 
 
-def _link_tree(source: Path, target: Path) -> None:
-    shutil.copytree(source, target, copy_function=_link, dirs_exist_ok=True)
+def _link_trees(sources: list[Path], target: Path) -> None:
+    for source in sources:
+        shutil.copytree(source, target, copy_function=_link, dirs_exist_ok=True)
 
 
 def _link(source: str, target: str) -> None:

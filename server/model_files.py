@@ -1,0 +1,96 @@
+"""Serves the model's file to pages: its manifest, and its bytes by range under the sha256 as their tag."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from aiohttp import hdrs, web
+
+from pie_server.api.backend import BACKEND, Backend
+from pie_server.build.cpu_module import cache_root
+from pie_server.errors import ApiError
+from pie_server.model_download import digest
+from pie_server.send_file import send_file
+from pie_server.threads import in_thread
+
+OWN = "default"  # stands for the served model's name
+_SHARED = {"X-Content-Type-Options": "nosniff"}
+
+
+def file_sha256(path: Path) -> str:
+    """The sha256 of a large file, in hex: computed once for each state of it, then remembered under $PIE_CACHE/digests. Raises OSError."""
+    path = path.resolve()
+    stat = path.stat()
+    state = [str(path), stat.st_size, stat.st_mtime_ns, stat.st_ino]
+    memory = cache_root() / "digests" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:32]}.json"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # not remembered, or not readable: computed again
+        known = json.loads(memory.read_bytes())
+        if known["state"] == state:
+            return str(known["sha256"])
+    found = digest(path)
+    with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=memory.parent, delete=False) as file:
+            json.dump({"state": state, "sha256": found}, file)
+        os.replace(file.name, memory)
+    return found
+
+
+class _Digests:
+    """sha256 of the served file, computed by one request while the others wait."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def of(self, path: Path) -> str:
+        async with self._lock:
+            try:
+                return await in_thread(file_sha256, path)
+            except OSError as error:
+                raise ApiError(404, f"the model's file cannot be read: {error.strerror}", code="model_file_missing") from None
+
+
+def _checkpoint(backend: Backend, name: str) -> Path:
+    card = backend.card
+    if name not in (OWN, card.name):
+        raise ApiError(404, f"this server has no model {name[:96]!r}; it serves {card.name!r}", code="model_not_found")
+    if card.checkpoint is None:
+        raise ApiError(404, f"the model {card.name!r} has no file to be fetched", code="model_not_found")
+    return card.checkpoint
+
+
+def add_routes(app: web.Application) -> None:
+    """GET /models/<name>/manifest.json and /models/<name>/<file>; `default` as the name stands for the served model."""
+    digests = _Digests()
+
+    async def manifest(request: web.Request) -> web.Response:
+        """GET the manifest: name, file, size and sha256."""
+        path = _checkpoint(request.app[BACKEND], request.match_info["name"])
+        sha256 = await digests.of(path)
+        body = {"name": request.app[BACKEND].card.name, "file": path.name, "size": path.stat().st_size, "sha256": sha256}
+        return web.json_response(body, headers={**_SHARED, hdrs.CACHE_CONTROL: "no-cache"})
+
+    async def file(request: web.Request) -> web.StreamResponse:
+        """GET the file, whole or a range of it."""
+        path = _checkpoint(request.app[BACKEND], request.match_info["name"])
+        if request.match_info["file"] != path.name:
+            raise web.HTTPNotFound
+        headers = {
+            **_SHARED,
+            hdrs.CONTENT_TYPE: "application/octet-stream",
+            hdrs.CACHE_CONTROL: "no-cache, no-transform",  # the page keeps its own copy; another file may come under this name
+        }
+        etag = f'"{await digests.of(path)}"'
+        try:
+            return await send_file(request, path, etag, headers)
+        except FileNotFoundError:
+            raise web.HTTPNotFound from None
+
+    app.router.add_get("/models/{name}/manifest.json", manifest)
+    app.router.add_get("/models/{name}/{file}", file)

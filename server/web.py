@@ -1,0 +1,135 @@
+"""Serves the page: /hello and the files under /web, precompressed, under a strict content security policy."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from aiohttp import hdrs, web
+
+from pie_server.build.cpu_module import BuildError
+from pie_server.build.web import built_assets
+from pie_server.errors import ApiError
+from pie_server.send_file import send_file
+from pie_server.threads import in_thread
+
+CSP = (
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'; style-src 'self'; img-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+)
+CONTENT_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".wasm": "application/wasm",
+    ".whl": "application/octet-stream",
+    ".zip": "application/octet-stream",
+}
+SERVICE_WORKER = "sw.js"  # may control the whole site, though it lies under /web
+HELLO = "hello.html"
+_ENCODINGS = (("br", ".br"), ("gzip", ".gz"))  # the first that the client takes
+FindAssets = Callable[[], Path | None]
+
+
+class Assets:
+    """The folder of built files. It is looked for once and then kept: a page never mixes two builds."""
+
+    def __init__(self, find: FindAssets) -> None:
+        self._find, self._lock = find, asyncio.Lock()
+        self._files: dict[str, Path] = {}
+        self._tags: dict[Path, str] = {}
+
+    async def file(self, name: str) -> Path | None:
+        """The file of that name in the folder. Raises ApiError when nothing is built."""
+        async with self._lock:
+            if not self._files:
+                try:
+                    folder = await in_thread(self._find)
+                except BuildError as error:
+                    raise ApiError(503, f"there is no page: {error}", code="page_not_built") from None
+                if folder is None:
+                    raise ApiError(503, "the page is not built for these sources; run `make web` and reload", code="page_not_built")
+                self._files = await in_thread(_index, folder)
+        return self._files.get(name)
+
+    async def etag(self, path: Path) -> str:
+        """The strong tag of a file's bytes."""
+        if path not in self._tags:
+            self._tags[path] = f'"{await in_thread(_sha256, path)}"'
+        return self._tags[path]
+
+
+def _index(folder: Path) -> dict[str, Path]:
+    return {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+
+
+def accepted(header: str) -> set[str]:
+    """The codings that an Accept-Encoding header takes; identity is always taken."""
+    codings = set()
+    for entry in filter(str.strip, header.split(",")):
+        coding, _, parameters = entry.partition(";")
+        weight = parameters.replace(" ", "").lower().removeprefix("q=") or "1"
+        try:
+            wanted = float(weight) > 0
+        except ValueError:
+            wanted = False
+        if wanted:
+            codings.add(coding.strip().lower())
+    return codings
+
+
+ASSETS: web.AppKey[Assets] = web.AppKey("assets", Assets)
+
+
+def add_routes(app: web.Application) -> None:
+    """GET /hello and /web/…"""
+    app[ASSETS] = Assets(built_assets)
+
+    async def send(request: web.Request, name: str) -> web.StreamResponse:
+        assets = request.app[ASSETS]
+        path = await assets.file(name)
+        if path is None or path.suffix not in CONTENT_TYPES:
+            raise web.HTTPNotFound
+        headers = {
+            hdrs.CONTENT_TYPE: CONTENT_TYPES[path.suffix],
+            hdrs.CACHE_CONTROL: "no-cache",  # kept, and asked about: names stay the same from build to build
+            hdrs.VARY: hdrs.ACCEPT_ENCODING,
+            "Content-Security-Policy": CSP,
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+        }
+        if name == SERVICE_WORKER:
+            headers["Service-Worker-Allowed"] = "/"
+        codings = accepted(request.headers.get(hdrs.ACCEPT_ENCODING, ""))
+        for coding, suffix in _ENCODINGS:
+            encoded = await assets.file(name + suffix)
+            if encoded is not None and coding in codings:
+                path = encoded
+                headers[hdrs.CONTENT_ENCODING] = coding
+                break
+        try:
+            return await send_file(request, path, await assets.etag(path), headers)
+        except FileNotFoundError:
+            raise ApiError(503, "the page's files were removed; start the server again", code="page_not_built") from None
+
+    async def hello(request: web.Request) -> web.StreamResponse:
+        """GET /hello: the page that runs an inferlet in the browser."""
+        return await send(request, HELLO)
+
+    async def file(request: web.Request) -> web.StreamResponse:
+        """GET /web/…: a built file of the page."""
+        return await send(request, request.match_info["name"])
+
+    app.router.add_get("/hello", hello)
+    app.router.add_get("/web/{name:.+}", file)
