@@ -36,8 +36,9 @@ export default defineConfig({
       preserveEntrySignatures: "strict", // pie.js is a library: its exports are its API
       output: {
         format: "es",
+        keepNames: true, // errors cross between realms by the names of their classes
         entryFileNames: (chunk) => (chunk.name === "hello" ? "hello/hello.js" : "[name].js"),
-        chunkFileNames: "shared/[name].js",
+        chunkFileNames: "shared.[name].js", // beside pie.js, which finds the other files from where it is
         assetFileNames: (asset) => (asset.names[0] === "hello.css" ? "hello/hello.css" : "hello/[name][extname]"),
       },
     },
