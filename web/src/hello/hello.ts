@@ -2,6 +2,7 @@
 
 import example from "../../../inferlet_sdk/examples/hello.py?raw";
 import { Cancelled, Pie, PieError, type DeviceChoice } from "../pie.js";
+import { keepPage } from "./offline.js";
 import { View } from "./view.js";
 import { errorText } from "./words.js";
 
@@ -93,22 +94,22 @@ async function run(): Promise<void> {
   const started = performance.now();
   const took = (): string => `${((performance.now() - started) / 1000).toFixed(2)} s`;
   let state = "";
+  let value: unknown;
   try {
-    const value = await pie.run(view.source.value, {
+    value = await pie.run(view.source.value, {
       input,
       name: "hello.py",
       signal: control.signal,
       onMessage: (message) => view.write(typeof message === "string" ? message : `${JSON.stringify(message)}\n`),
       onLog: (level, text) => view.write(`${level}: ${text}\n`),
     });
-    view.result(value);
     state = `Done in ${took()}`;
   } catch (error) {
     state = error instanceof Cancelled ? `Stopped after ${took()}` : `Failed after ${took()}`;
     if (!(error instanceof Cancelled)) show(error);
   } finally {
     running = null;
-    view.flush();
+    view.ended(value);
     view.running("idle", hello.pie !== null, state);
   }
 }
@@ -146,4 +147,4 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-void load();
+void keepPage().then(load);

@@ -36,6 +36,7 @@ export class View {
   #unwritten = "";
 
   constructor() {
+    this.#whenEmpty("nothing yet");
     this.#line.addEventListener("click", () => this.#showLine(Number(this.#line.dataset["line"])));
   }
 
@@ -84,6 +85,7 @@ export class View {
     this.#output.replaceChildren();
     this.#unwritten = "";
     this.#result.textContent = "";
+    this.#whenEmpty("");
     this.#error.hidden = true;
   }
 
@@ -108,8 +110,15 @@ export class View {
     if (atEnd) output.scrollTop = output.scrollHeight;
   }
 
-  result(value: unknown): void {
-    this.#result.textContent = JSON.stringify(value, null, 2);
+  /** The run has ended; `value` is undefined when it has no result. */
+  ended(value: unknown): void {
+    this.flush();
+    if (value !== undefined) this.#result.textContent = JSON.stringify(value, null, 2);
+    this.#whenEmpty("none");
+  }
+
+  #whenEmpty(text: string): void {
+    this.#output.dataset["empty"] = this.#result.dataset["empty"] = text;
   }
 
   error({ title, message, line, traceback }: ErrorText): void {
