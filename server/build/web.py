@@ -18,12 +18,11 @@ import kernels_wgsl
 import pie_core
 from pie_server.build.artifacts import build_lock, prune
 from pie_server.build.cpu_module import BuildError, cache_root, cpu_module, module_path, module_sources
-from pie_server.build.node import Node, NodeMissing, find_node
+from pie_server.build.node import PACKAGE, Node, NodeMissing, find_node, install_node
 from pie_server.build.python_component import Progress, component_path, python_component
 from pie_server.build.wheels import Wheel, installed_wheel, stored_zip, tree_wheel, write_wheels
 
 LEVELS = ("fast", "best")  # of compression: seconds, for this machine's own browsers; or a minute, for the wire
-MISSING = 3  # exit code when there is no Node.js
 _FORMAT = 1  # part of every key: raise it when what this file does to its inputs changes
 _KEEP = 6
 _PYODIDE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm")
@@ -229,17 +228,45 @@ def _copy(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
 
 
-def main() -> int:
-    """Build and print the folder; 2 with one sentence on stderr when that failed, MISSING when there is no Node.js."""
+def check_types() -> None:
+    """Check the types of the page's sources. Raises BuildError."""
+    node = find_node()
+    node.install(WEB)
+    node.run("the page's types do not fit", WEB / "node_modules" / "typescript" / "bin" / "tsc", "--noEmit", "--pretty", "false", cwd=WEB)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Build the page and print its folder; 2 with one sentence on stderr when that failed."""
     parser = argparse.ArgumentParser(prog="python -m pie_server.build.web", description="Build the files of the page.")
-    parser.add_argument("--best", action="store_true", help="compress as hard as possible (a minute)")
-    level = "best" if parser.parse_args().best else "fast"
+    parser.add_argument("--best", action="store_true", help="compress as hard as possible: minutes, for the wire")
+    parser.add_argument("--check", action="store_true", help="check the types of the scripts instead")
+    parser.add_argument("--install-node", action="store_true", help=f"where there is no Node.js, let pip install {PACKAGE}")
+    parser.add_argument("--optional", action="store_true", help="a page that cannot be built is no failure")
+    asked = parser.parse_args(arguments)
+
+    def work() -> None:
+        if asked.check:
+            check_types()
+        else:
+            print(web_assets(progress=_say, level="best" if asked.best else "fast"))
+
     try:
-        print(web_assets(progress=lambda line: print(line, file=sys.stderr, flush=True), level=level))
+        try:
+            work()
+        except NodeMissing:
+            if not asked.install_node:
+                raise
+            _say(f"installing {PACKAGE}")
+            install_node()
+            work()
     except BuildError as error:
-        print(f"pie: {error}", file=sys.stderr)
-        return MISSING if isinstance(error, NodeMissing) else 2
+        _say(f"pie: the page /hello is left out: {error}" if asked.optional else f"pie: {error}")
+        return 0 if asked.optional else 2
     return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
