@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pyodide.ffi import JsException
+from pyodide.ffi import JsException, jsnull
 
 from pie_core.device.cpu import CpuDevice
 from pie_core.device.protocol import DeviceError, DeviceInfo
@@ -59,13 +59,13 @@ def adapter_name(info: Any) -> str:
 
 async def find_adapter(gpu: Any, allow_software: bool) -> Any:
     """The browser's adapter. Raises NoAdapter."""
-    if gpu is None:
+    if gpu is jsnull:
         raise NoAdapter("this browser has no WebGPU here")
     try:
         adapter = await gpu.requestAdapter(wgpu_shim.descriptor({"powerPreference": "high-performance"}))
     except JsException as error:
         raise NoAdapter(f"this browser gave no WebGPU adapter: {error.message}") from None
-    if adapter is None:
+    if adapter is jsnull:
         raise NoAdapter("this browser gave no WebGPU adapter")
     if is_software(adapter.info) and not allow_software:
         raise NoAdapter(f"the only WebGPU adapter, {adapter_name(adapter.info)}, is software, which is used only when asked for by name")
@@ -107,7 +107,7 @@ async def open_webgpu(host: Any, adapter: Any, why: str) -> OpenDevice:
 async def open_cpu(host: Any, why: str) -> OpenDevice | None:
     """The cpu device; None when the page has no module for it, and the host knows why. Raises DeviceError."""
     kernels = await host.openCpu()
-    if kernels is None:
+    if kernels is jsnull:
         return None
     module = PageCpuModule(kernels, host.later)
     return OpenDevice(CpuDevice(module), module, why)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import js
-from pyodide.ffi import JsException, create_proxy, to_js
+from pyodide.ffi import JsException, create_proxy, jsnull, to_js
 
 from pie_core.device.protocol import HostBytes, KernelError
 from pie_web.js_bytes import JsBytes
@@ -200,7 +200,7 @@ class GPUDevice:
             error = await popped
         except JsException:  # the device is gone; `_watch` says so
             return
-        if error is not None:
+        if error is not jsnull:
             self.fail(GPUPipelineError(f"the {what} did not compile in this browser: {error.message}"))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
