@@ -87,9 +87,11 @@ async function run(): Promise<void> {
   try {
     input = JSON.parse(view.input.value.trim() || "{}");
   } catch (error) {
+    view.running("idle", true, "Not run");
     return show(error);
   }
   running = control;
+  view.begin();
   view.running("running", true, "Running");
   const started = performance.now();
   const took = (): string => `${((performance.now() - started) / 1000).toFixed(2)} s`;

@@ -81,6 +81,11 @@ export class View {
     if (focused === this.stop && this.stop.disabled && !this.run.disabled) this.run.focus();
   }
 
+  /** A run begins: its output comes into view. */
+  begin(): void {
+    this.#output.scrollIntoView({ block: "nearest" });
+  }
+
   clear(): void {
     this.#output.replaceChildren();
     this.#unwritten = "";
@@ -130,6 +135,7 @@ export class View {
     this.#line.dataset["line"] = String(line);
     this.#line.textContent = `Go to line ${line}`;
     this.#error.hidden = false;
+    this.#error.scrollIntoView({ block: "nearest" });
   }
 
   noError(): void {
