@@ -1,0 +1,45 @@
+"""The page's own unit tests, run by Node: `npm test`, with answers of Python to compare with and the real language component."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pie_core.text.chat import load_chat
+from pie_core.text.tokenizer import tokenizer_spec
+from pie_core.weights import open_gguf
+from pie_server.adapters.tokenizer import HfTokenizer
+from pie_server.build.node import find_node
+from pie_server.build.web import web_assets
+from tests.support.paths import default_model, goldens
+from tests.web.text_fixtures import dumps, fixtures
+
+WEB = Path(__file__).parents[2] / "web"
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python's answers about the default model's tokenizer and templates."""
+    with open_gguf(default_model()) as checkpoint:
+        spec = tokenizer_spec(checkpoint.metadata)
+        tokenizer = HfTokenizer(spec)
+        chat = load_chat(checkpoint.metadata, spec, tokenizer)
+        file = tmp_path_factory.mktemp("text") / "text.json"
+        file.write_text(dumps(fixtures(checkpoint.metadata, spec, tokenizer, chat, goldens())))
+    return file
+
+
+@pytest.mark.parametrize("folder", ["inferlet", "model"])
+def test_unit_tests_of_the_page(folder: str, text_file: Path) -> None:
+    assets = web_assets()  # also installs the packages
+    environment = {**os.environ, "PIE_TEXT_FIXTURES": str(text_file), "PIE_WEB_ASSETS": str(assets)}
+    command = ["npm", "test", "--", f"{folder}/"]
+    done = subprocess.run(command, cwd=WEB, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output[-12000:]
+    counts = {name: int(count) for name, count in re.findall(r"^# (tests|pass|skipped) (\d+)$", output, re.MULTILINE)}
+    assert counts["tests"] > 5 and counts["skipped"] == 0, output[-2000:]
