@@ -13,7 +13,6 @@ from pie_core.text.chat import load_chat
 from pie_core.text.tokenizer import tokenizer_spec
 from pie_core.weights import open_gguf
 from pie_server.adapters.tokenizer import HfTokenizer
-from pie_server.build.node import find_node
 from pie_server.build.web import web_assets
 from tests.support.paths import default_model, goldens
 from tests.web.text_fixtures import dumps, fixtures

@@ -70,7 +70,7 @@ def chats(tokenizer: HfTokenizer, spec: TokenizerSpec, own: ChatEncoder, own_sou
     made += [(source, ChatEncoder(tokenizer, ChatTemplate(source), specials, bos=0), 0) for source in (CHATML, bos)]
     others = (ALTERNATING, MERGING, CHATML.replace("{{ m.content }}", "{{ m.content | trim }}"), "{{ messages[-1].content }}",
         "{% for m in messages %}{{ m.name }}{{ m.content }}<|{{ m.content }}|>{% endfor %}",
-        "{% for t in tools %}{{ t.function | tojson }}{% endfor %}{{ messages[0].tool_calls }}")  # fmt: skip
+        "{% for t in tools %}{{ t.function | tojson }}{% endfor %}{{ messages[0].tool_calls | tojson if messages[0].tool_calls }}")  # fmt: skip
     made += [(source, ChatEncoder(tokenizer, ChatTemplate(source), specials), None) for source in others]
     tool = {"type": "function", "function": {"name": "name", "description": "a <|im_end|> b"}}
     rows = []
@@ -84,13 +84,20 @@ def chats(tokenizer: HfTokenizer, spec: TokenizerSpec, own: ChatEncoder, own_sou
             {"role": role, "content": content, "ids": outcome(lambda: chat.role(role, content))}
             for role in ("system", "user", "assistant", "tool", "robot") for content in ("Hi there", " q <|im_end|>", "")
         ]  # fmt: skip
-        rows.append({"template": source, "bos": first, "cases": cases, "turns": turns, "cue": outcome(chat.cue), "seal": outcome(chat.seal)})
+        rows.append(
+            {"template": source, "bos": first, "cases": cases, "turns": turns, "cue": outcome(chat.cue), "seal": outcome(chat.seal)}
+        )
     return rows
 
 
 def fixtures(metadata: Metadata, spec: TokenizerSpec, tokenizer: HfTokenizer, chat: ChatEncoder, goldens: dict[str, Any]) -> dict[str, Any]:
     """Everything that web/src/inferlet/text.test.ts compares with."""
-    cases = [*(case["text"] for case in goldens["tokenizer_cases"]), *random_texts(), *INJECTIONS, *(f"a{name}b" for name in spec["specials"])]
+    cases = [
+        *(case["text"] for case in goldens["tokenizer_cases"]),
+        *random_texts(),
+        *INJECTIONS,
+        *(f"a{name}b" for name in spec["specials"]),
+    ]
     source = metadata.optional_str("tokenizer.chat_template", None)
     assert source is not None
     ids = random.Random(3)

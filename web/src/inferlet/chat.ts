@@ -3,7 +3,7 @@
 import { checkMessages } from "./chat_messages.js";
 import type { ChatTemplate } from "./template.js";
 import { MessageError, TemplateError } from "./text_errors.js";
-import type { TokenizerOf } from "./tokenizer.js";
+import { alternatives, type TokenizerOf } from "./tokenizer.js";
 
 // Private-use characters; one that occurs in neither messages nor template keeps user text from forming special tokens.
 const FIRST = 0xf0000;
@@ -42,8 +42,8 @@ export class Chat {
     this.#load = template;
     this.#specials = new Map(Object.entries(specials));
     this.#bos = bos;
-    const names = [...this.#specials.keys()].sort((a, b) => b.length - a.length); // the longest special at a place wins
-    this.#pattern = names.length > 0 ? new RegExp(`(${names.map(escapeRegex).join("|")})`, "gu") : null;
+    const names = [...this.#specials.keys()];
+    this.#pattern = alternatives(names);
     for (const name of names) {
       for (let at = 1; at < name.length; at++) {
         this.#starts.add(name.slice(0, at));
@@ -214,8 +214,4 @@ function* stringsIn(value: unknown): Iterable<string> {
       yield* stringsIn(item);
     }
   }
-}
-
-function escapeRegex(text: string): string {
-  return text.replace(/[\^$.*+?()[\]{}|/\\]/g, "\\$&");
 }

@@ -43,11 +43,7 @@ export function printed(value: Value): string {
 
 function repr(value: Value): string {
   if (isText(value)) return reprText(value.value);
-  if (isList(value)) {
-    const items = value.value.map(repr).join(", ");
-    if (value.type === "ArrayValue") return `[${items}]`;
-    return value.value.length === 1 ? `(${items},)` : `(${items})`;
-  }
+  if (isList(value)) return `[${value.value.map(repr).join(", ")}]`;
   if (isMap(value)) return `{${[...value.value].map(([key, item]) => `${reprText(key)}: ${repr(item)}`).join(", ")}}`;
   if (value.type === "BooleanValue") return value.value ? "True" : "False";
   if (value.type === "NullValue") return "None";

@@ -16,8 +16,8 @@ export interface PoolOptions {
   readonly base: string;
   /** What the text ops answer from. */
   readonly text: TextSpec;
-  /** Workers kept ready. */
-  readonly spares?: number;
+  /** Idle workers that stay when runs end. One is always made ready ahead. */
+  readonly idle?: number;
   /** Workers in all; further runs wait. Each takes some 40 MB. */
   readonly most?: number;
   /** How long a step may take. */
@@ -57,7 +57,7 @@ const MOST_INTERVAL = 500; // ms between looks at the running workers
 export class InferletPool {
   readonly #base: string;
   readonly #text: TextSpec;
-  readonly #spares: number;
+  readonly #idle: number;
   readonly #most: number;
   readonly #stepMs: number;
   readonly #makeWorker: (base: string) => WorkerLike;
@@ -75,7 +75,7 @@ export class InferletPool {
   constructor(options: PoolOptions) {
     this.#base = options.base;
     this.#text = options.text;
-    this.#spares = options.spares ?? 2;
+    this.#idle = options.idle ?? 3;
     this.#most = options.most ?? 32;
     this.#stepMs = (options.stepSeconds ?? 10) * 1000;
     this.#makeWorker = options.makeWorker ?? startWorker;
@@ -124,12 +124,12 @@ export class InferletPool {
     return entry;
   }
 
-  /** Keep spares ready. Until the first worker has compiled the component the others wait for its modules. */
+  /** Keep one ready beyond what is asked for. Until the first worker has compiled the component the others wait for its modules. */
   #refill(): void {
     if (this.#disposed || this.#failure !== null) return;
     const states = [...this.#entries].map((entry) => entry.state);
     const ahead = states.filter((state) => state !== "running").length;
-    const wanted = this.#modules === null ? 1 : this.#spares + this.#queue.length;
+    const wanted = this.#modules === null ? 1 : 1 + this.#queue.length;
     for (let missing = Math.min(wanted - ahead, this.#most - states.length); missing > 0; missing--) this.#start();
   }
 
@@ -184,10 +184,10 @@ export class InferletPool {
     job.ended = true;
   }
 
-  /** Idle workers beyond the spares hold memory for nothing. */
+  /** More idle workers than that hold memory for nothing. */
   #trim(): void {
     const idle = [...this.#entries].filter((entry) => entry.state === "idle");
-    for (const entry of idle.slice(this.#spares)) this.#drop(entry);
+    for (const entry of idle.slice(this.#idle)) this.#drop(entry);
   }
 
   #drop(entry: Entry): void {

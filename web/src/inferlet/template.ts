@@ -119,7 +119,7 @@ class Bounded extends Base {
     const value = super.evaluate(node, env);
     if (value === undefined) return toValue(undefined); // first and last of an empty list
     if (node !== undefined && MAKERS.has(node.type)) this.#budget.grown(value);
-    return value;
+    return value.type === "TupleValue" ? listOf(value.value as Value[]) : value; // the library unpacks lists only
   }
 
   /** As the library's, with values printed as Python prints them. */

@@ -1,8 +1,8 @@
-// The checkpoint's tokenizer over `@huggingface/tokenizers`: the same ids and texts as the server's.
+// The checkpoint's tokenizer from the engine's TokenizerSpec: byte-level BPE with the same ids and texts as the server's.
 
-import { Tokenizer } from "@huggingface/tokenizers";
-import { TokenizerError } from "./text_errors.js";
+import { BytePairs } from "./bpe.js";
 import { characters } from "./ops.js";
+import { TokenizerError } from "./text_errors.js";
 
 export const MAX_CHARS = 1_000_000; // characters of one encode call
 
@@ -15,16 +15,15 @@ export interface TokenizerSpec {
   readonly add_bos: boolean;
 }
 
+/** The parts of a Hugging Face tokenizer.json that the engine writes. */
 interface TokenizerJson {
-  readonly added_tokens: readonly AddedToken[];
+  readonly added_tokens: readonly { readonly id: number; readonly content: string; readonly special: boolean }[];
   readonly pre_tokenizer: PreTokenizer;
-  readonly model: { readonly vocab: Readonly<Record<string, number>> };
-}
-
-interface AddedToken {
-  readonly id: number;
-  readonly content: string;
-  readonly special: boolean;
+  readonly model: {
+    readonly type: string;
+    readonly vocab: Readonly<Record<string, number>>;
+    readonly merges: readonly (readonly [string, string])[];
+  };
 }
 
 interface PreTokenizer {
@@ -34,23 +33,33 @@ interface PreTokenizer {
   readonly use_regex?: boolean;
 }
 
-export class TokenizerOf {
-  readonly #engine: Tokenizer;
-  readonly #bytes: readonly Uint8Array[];
+// GPT-2's pattern. The reference means Unicode's White_Space by \s, JavaScript something else.
+const BYTE_LEVEL =
+  /'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\p{White_Space}\p{L}\p{N}]+|\p{White_Space}+(?!\P{White_Space})|\p{White_Space}+/gu;
 
-  constructor(spec: TokenizerSpec) {
-    // Without its special tokens the library cannot find them in user text; templates look them up in `specials`.
-    const json = {
-      ...spec.tokenizer,
-      added_tokens: spec.tokenizer.added_tokens.filter((token) => !token.special),
-      pre_tokenizer: exactClasses(spec.tokenizer.pre_tokenizer),
-    };
-    this.#engine = new Tokenizer(json as object, {});
-    this.#bytes = tokenTable(spec);
+export class TokenizerOf {
+  readonly #pairs: BytePairs;
+  readonly #splits: readonly RegExp[];
+  /** Added tokens that are no special ones are found in plain text; templates look special ones up in `specials`. */
+  readonly #added: ReadonlyMap<string, number>;
+  readonly #addedPattern: RegExp | null;
+  readonly #bytes: Uint8Array; // of all tokens, one after the other
+  readonly #offsets: Uint32Array;
+
+  constructor({ tokenizer }: TokenizerSpec) {
+    const { model, added_tokens: added } = tokenizer;
+    if (model.type !== "BPE") throw new TokenizerError(`tokenizer kind '${model.type}' is not supported in the page; known: 'BPE'`);
+    const vocab = new Map(Object.entries(model.vocab));
+    const alphabet = byteAlphabet();
+    this.#pairs = new BytePairs(byteIds(vocab, alphabet), mergesOf(vocab, model.merges));
+    this.#splits = splitsOf(tokenizer.pre_tokenizer);
+    this.#added = new Map(added.filter((token) => !token.special).map(({ content, id }) => [content, id]));
+    this.#addedPattern = alternatives([...this.#added.keys()]);
+    [this.#bytes, this.#offsets] = tokenTable(vocab, alphabet, new Set(added.map((token) => token.content)));
   }
 
   get vocabSize(): number {
-    return this.#bytes.length;
+    return this.#offsets.length - 1;
   }
 
   /** Ids of plain text: nothing is added, special tokens in it stay text. Throws TokenizerError over MAX_CHARS and for lone surrogates. */
@@ -61,7 +70,29 @@ export class TokenizerOf {
     }
     const lone = loneSurrogate(text);
     if (lone !== null) throw new TokenizerError(`character ${lone} of the text is a lone surrogate, which is no Unicode text`);
-    return this.#engine.encode(text, { add_special_tokens: false }).ids;
+    const ids: number[] = [];
+    for (const piece of this.#addedPattern === null ? [text] : text.split(this.#addedPattern)) {
+      const added = this.#added.get(piece);
+      if (added !== undefined) ids.push(added);
+      else if (piece !== "") this.#encodePlain(piece, 0, ids);
+    }
+    return ids;
+  }
+
+  /** Apply the splits from `depth` on, each within the pieces of the one before. */
+  #encodePlain(text: string, depth: number, ids: number[]): void {
+    const split = this.#splits[depth];
+    if (split === undefined) {
+      this.#pairs.encode(text, ids);
+      return;
+    }
+    let end = 0;
+    for (const { 0: found, index } of text.matchAll(split)) {
+      if (index > end) this.#encodePlain(text.slice(end, index), depth + 1, ids);
+      this.#encodePlain(found, depth + 1, ids);
+      end = index + found.length;
+    }
+    if (end < text.length) this.#encodePlain(text.slice(end), depth + 1, ids);
   }
 
   /** Text of ids, special tokens included; bytes that are no UTF-8 become U+FFFD. Throws TokenizerError for an unknown id. */
@@ -78,65 +109,82 @@ export class TokenizerOf {
 
   /** The bytes that one id stands for. Throws TokenizerError for an unknown id. */
   tokenBytes(id: number): Uint8Array {
-    const bytes = this.#bytes[id];
-    if (bytes === undefined) throw new TokenizerError(`token id ${id} is outside the vocabulary; ids are 0 to ${this.vocabSize - 1}`);
-    return bytes;
+    const end = this.#offsets[id + 1];
+    if (id < 0 || end === undefined) {
+      throw new TokenizerError(`token id ${id} is outside the vocabulary; ids are 0 to ${this.vocabSize - 1}`);
+    }
+    return this.#bytes.subarray(this.#offsets[id], end);
   }
 }
 
-/**
- * The library reads digits as ASCII and white space as JavaScript's \s, the reference as Unicode's classes. The same splits are
- * written out here with those classes.
- */
-function exactClasses(part: PreTokenizer): PreTokenizer {
-  if (part.type === "Sequence") return { ...part, pretokenizers: (part.pretokenizers ?? []).map(exactClasses) };
-  if (part.type === "Digits") return isolate(part.individual_digits ? "\\p{N}" : "\\p{N}+");
-  if (part.type === "ByteLevel" && part.use_regex !== false) {
-    return { type: "Sequence", pretokenizers: [isolate(BYTE_LEVEL), { ...part, use_regex: false }] };
-  }
-  return part;
+/** The regular expressions whose matches are pieces of their own, in order. */
+function splitsOf(part: PreTokenizer): RegExp[] {
+  if (part.type === "Sequence") return (part.pretokenizers ?? []).flatMap(splitsOf);
+  if (part.type === "Digits") return [part.individual_digits ? /\p{N}/gu : /\p{N}+/gu];
+  if (part.type === "ByteLevel") return part.use_regex === false ? [] : [BYTE_LEVEL];
+  throw new TokenizerError(`pre-tokenizer '${part.type}' is not supported in the page; known: ByteLevel, Digits, Sequence`);
 }
 
-const BYTE_LEVEL =
-  "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\p{White_Space}\\p{L}\\p{N}]+|\\p{White_Space}+(?!\\P{White_Space})|\\p{White_Space}+";
+function byteIds(vocab: ReadonlyMap<string, number>, alphabet: ReadonlyMap<string, number>): Int32Array {
+  const ids = new Int32Array(256).fill(-1);
+  for (const [character, byte] of alphabet) ids[byte] = vocab.get(character) ?? -1;
+  return ids;
+}
 
-function isolate(regex: string): PreTokenizer {
-  const split = { type: "Split", pattern: { Regex: regex }, behavior: "Isolated", invert: false };
-  return split;
+function mergesOf(vocab: ReadonlyMap<string, number>, merges: readonly (readonly [string, string])[]): [number, number, number][] {
+  return merges.map(([left, right]) => {
+    const ids = [left, right, left + right].map((text) => vocab.get(text));
+    if (ids.includes(undefined)) throw new TokenizerError(`the merge of '${left}' and '${right}' is not of the vocabulary`);
+    return ids as [number, number, number];
+  });
+}
+
+/** Matches any of `texts`, the longest at a place; as a group, so that `split` keeps them. null for none. */
+export function alternatives(texts: readonly string[]): RegExp | null {
+  if (texts.length === 0) return null;
+  const sources = [...texts].sort((a, b) => b.length - a.length).map((text) => text.replace(/[\^$.*+?()[\]{}|/\\]/g, "\\$&"));
+  return new RegExp(`(${sources.join("|")})`, "gu");
 }
 
 /** Code point index of the first lone surrogate, or null. */
 function loneSurrogate(text: string): number | null {
-  if (!/\p{Surrogate}/u.test(text)) return null;
-  let index = 0;
-  for (const character of text) {
-    const code = character.codePointAt(0) ?? 0;
-    if (code >= 0xd800 && code <= 0xdfff) return index;
-    index++;
-  }
-  return null;
+  const at = text.search(/\p{Surrogate}/u);
+  return at < 0 ? null : characters(text.slice(0, at));
 }
 
-/** The bytes of every id: added tokens are their own UTF-8 text, all others are spelt in the byte alphabet. */
-function tokenTable(spec: TokenizerSpec): Uint8Array[] {
-  const alphabet = byteAlphabet();
-  const literal = new Set(spec.tokenizer.added_tokens.map((token) => token.content));
+/** The bytes of all ids, and where each begins. Added tokens are their own UTF-8 text, all others are spelt in the byte alphabet. */
+function tokenTable(
+  vocab: ReadonlyMap<string, number>,
+  alphabet: ReadonlyMap<string, number>,
+  literal: ReadonlySet<string>,
+): [Uint8Array, Uint32Array] {
+  const texts = new Array<string>(vocab.size).fill("");
+  for (const [text, id] of vocab) texts[id] = text;
   const encoder = new TextEncoder();
-  const vocab = Object.entries(spec.tokenizer.model.vocab);
-  const table = new Array<Uint8Array>(vocab.length).fill(new Uint8Array());
-  for (const [text, id] of vocab) {
-    table[id] = (literal.has(text) ? null : spelt(text, alphabet)) ?? encoder.encode(text);
-  }
-  return table;
+  const offsets = new Uint32Array(vocab.size + 1);
+  let bytes = new Uint8Array(1 << 20);
+  let size = 0;
+  texts.forEach((text, id) => {
+    const spelling = literal.has(text) ? null : spelt(text, alphabet);
+    const own = spelling ?? encoder.encode(text); // padding entries that hold other characters stand for themselves
+    if (size + own.length > bytes.length) {
+      const larger = new Uint8Array(2 * (size + own.length));
+      larger.set(bytes);
+      bytes = larger;
+    }
+    bytes.set(own, size);
+    size += own.length;
+    offsets[id + 1] = size;
+  });
+  return [bytes.slice(0, size), offsets];
 }
 
-/** null for padding entries that hold other characters: they stand for themselves. */
-function spelt(text: string, alphabet: ReadonlyMap<string, number>): Uint8Array | null {
-  const bytes = new Uint8Array(text.length);
-  for (let at = 0; at < text.length; at++) {
-    const byte = alphabet.get(text.charAt(at));
+function spelt(text: string, alphabet: ReadonlyMap<string, number>): number[] | null {
+  const bytes: number[] = [];
+  for (const character of text) {
+    const byte = alphabet.get(character);
     if (byte === undefined) return null;
-    bytes[at] = byte;
+    bytes.push(byte);
   }
   return bytes;
 }

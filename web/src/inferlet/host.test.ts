@@ -1,0 +1,152 @@
+// host.call: checked against the op table, forwarded in order, refused in words, never throwing.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { Host } from "./host.js";
+import { type Limits, LIMITS } from "./limits.js";
+import { MessageError } from "./text_errors.js";
+import type { TextService } from "./text.js";
+
+const TEXT: TextService = {
+  encode: (text) => [...text].map((letter) => letter.codePointAt(0) ?? 0),
+  decode: (ids) => String.fromCodePoint(...ids),
+  tokenBytes: (id) => Uint8Array.of(id, 15),
+  render: (messages, cue, tools) => [(messages as unknown[]).length, Number(cue), tools === null ? 0 : tools.length],
+  renderText: () => "text",
+  role: () => {
+    throw new MessageError("messages[0].role is wrong");
+  },
+  cue: () => [7],
+  seal: () => {
+    throw new Error("a fault of this side");
+  },
+};
+
+function host(limits: Partial<Limits> = {}): { host: Host; posted: string[]; call: (op: string, fields?: unknown) => unknown } {
+  const posted: string[] = [];
+  const made = new Host(TEXT, (message) => posted.push(message), { ...LIMITS, ...limits });
+  const call = (op: string, fields: unknown = {}): unknown => {
+    const answer = made.call(op, typeof fields === "string" ? fields : JSON.stringify(fields));
+    return answer === "" ? "" : JSON.parse(answer);
+  };
+  return { host: made, posted, call };
+}
+
+const submit = (...outs: number[]): object => ({ pipe: 1, tokens: [1], ws: [2], geo: { mode: "folding" }, outs });
+const refused = (type: string, message: RegExp) => (answer: unknown) => {
+  const { error } = answer as { error: { type: string; message: string } };
+  assert.equal(error.type, type);
+  assert.match(error.message, message);
+};
+
+test("synchronous ops are answered here and not forwarded", () => {
+  const { call, posted } = host();
+  assert.deepEqual(call("encode", { text: "ab" }), [97, 98]);
+  assert.equal(call("decode", { ids: [97, 98] }), "ab");
+  assert.deepEqual(call("bytes", { ids: [1, 255] }), ["010f", "ff0f"]);
+  assert.deepEqual(call("chat.render", { messages: [{}] }), [1, 1, 0]);
+  assert.deepEqual(call("chat.render", { messages: [], cue: false, tools: [1, 2] }), [0, 0, 2]);
+  assert.equal(call("chat.text", { messages: [] }), "text");
+  assert.deepEqual(call("chat.cue", ""), [7]);
+  assert.equal((call("random", { n: 9 }) as string).length, 18);
+  const { wall, mono } = call("time") as { wall: number; mono: number };
+  assert(Math.abs(wall - Date.now() / 1000) < 5 && mono > 0);
+  assert.deepEqual(posted, []);
+});
+
+test("posted and future ops are forwarded as they came, the log among them", () => {
+  const { call, posted } = host();
+  const big = '{"value":{"n":12345678901234567890123}}';
+  for (const [op, fields] of [["ws.new", { ws: 2 }], ["log", { level: "info", text: "é" }], ["send", big], ["sleep", { ms: 5, f: 9 }]] as const) {
+    assert.equal(call(op, fields), "");
+  }
+  assert.deepEqual(posted, ['["op","ws.new",{"ws":2}]', '["op","log",{"level":"info","text":"é"}]', `["op","send",${big}]`, '["op","sleep",{"ms":5,"f":9}]']);
+});
+
+for (const [op, fields, message] of [
+  ["nope", {}, /^unknown op 'nope'; known: encode, decode, /],
+  ["ws.new", "{", /^ws.new: the payload is not JSON/],
+  ["ws.new", "[1]", /^ws.new: the payload must be an object/],
+  ["ws.new", {}, /^ws.new: field 'ws' is missing/],
+  ["ws.new", { ws: 0 }, /^ws.new: ws = 0 must be a whole number 1 \.\. 9007199254740991/],
+  ["ws.new", { ws: 1.5 }, /ws = 1.5 must be/],
+  ["ws.new", { ws: true }, /ws = true must be/],
+  ["ws.new", { ws: 1, more: 2 }, /^ws.new: unknown field 'more'; known: ws/],
+  ["ws.new", '{"ws":1,"__proto__":2}', /unknown field '__proto__'/],
+  ["log", { level: "loud", text: "" }, /level = "loud" must be one of debug, info, warning, error/],
+  ["chat.role", { role: "x".repeat(65), content: "" }, /text of at most 64 characters/],
+  ["encode", { text: "x".repeat((1 << 20) + 1) }, /text of at most 1048576 characters/],
+  ["ch.new", { ch: 1, dtype: "f64" }, /one of f32, i32, u32, bool/],
+  ["ch.new", { ch: 1, dtype: "f32", shape: [1, 2, 3, 4, 5] }, /a list of at most 4 whole numbers/],
+  ["ch.put", { ch: 1, words: [-1] }, /whole numbers 0 \.\. 4294967295/],
+  ["ws.fork", { ws: 1, of: 2, pipe: 0 }, /, or null/],
+  ["submit", { ...submit(), tokens: { ch: 1, x: 2 } }, /a list of ids, a list of lists, or/],
+  ["submit", { ...submit(), geo: [] }, /geo = \[\] must be an object/],
+] as const) {
+  test(`refused: ${op} ${JSON.stringify(fields).slice(0, 60)}`, () => {
+    const { call, posted } = host();
+    refused("UsageError", message)(call(op, fields));
+    assert.deepEqual(posted, []);
+  });
+}
+
+test("texts are counted in characters, as Python counts them", () => {
+  assert.deepEqual(host().call("chat.role", { role: "😀".repeat(64), content: "" }), {
+    error: { type: "MessageError", message: "messages[0].role is wrong" },
+  });
+});
+
+test("errors of texts keep their type, other faults become HostError", () => {
+  const { call } = host();
+  refused("MessageError", /role is wrong/)(call("chat.role", { role: "user", content: "" }));
+  refused("HostError", /^chat.seal: the host failed/)(call("chat.seal"));
+});
+
+test("64 passes may be in flight; settled ones make room", () => {
+  const { host: made, call, posted } = host();
+  for (let n = 1; n <= 64; n++) assert.equal(call("submit", submit(2 * n, 2 * n + 1)), "");
+  refused("BudgetExceeded", /^passes outstanding: 64 in use, the cap is 64; await some first$/)(call("submit", submit(1000)));
+  assert.equal(posted.length, 64);
+  made.beginStep('[[2,true,1],[3,true,1],[5,false,{"type":"X","message":"m"}],[99999,true,null]]');
+  assert.deepEqual([call("submit", submit(1001)), call("submit", submit(1002))], ["", ""]);
+  refused("BudgetExceeded", /passes outstanding/)(call("submit", submit(1003)));
+  made.beginStep("[[4,true,1]]"); // the second output of a pass that is settled
+  refused("BudgetExceeded", /passes outstanding/)(call("submit", submit(1003)));
+});
+
+test("passes without outputs count within their step", () => {
+  const { host: made, call } = host();
+  for (let n = 0; n < 64; n++) assert.equal(call("submit", submit()), "");
+  refused("BudgetExceeded", /passes outstanding/)(call("submit", submit()));
+  made.beginStep("[]");
+  assert.equal(call("submit", submit()), "");
+});
+
+test("budgets of futures, logs, sent values, ops of a step, and payloads", () => {
+  const futures = host({ futures: 2 });
+  for (const f of [1, 2]) assert.equal(futures.call("sleep", { ms: 1, f }), "");
+  refused("BudgetExceeded", /futures in flight: 2/)(futures.call("receive", { f: 3 }));
+  const logs = host({ logged: 5 });
+  assert.equal(logs.call("log", { level: "info", text: "12345" }), "");
+  refused("BudgetExceeded", /^log: 6 in use, the cap is 5; log less$/)(logs.call("log", { level: "info", text: "6" }));
+  const sends = host({ stepSent: 20, sent: 30 });
+  assert.equal(sends.call("send", { value: 1234 }), "");
+  refused("BudgetExceeded", /sent in one step/)(sends.call("send", { value: 1234 }));
+  sends.host.beginStep("");
+  assert.equal(sends.call("send", { value: 1234 }), "");
+  sends.host.beginStep("");
+  refused("BudgetExceeded", /^characters sent: /)(sends.call("send", { value: 1234 }));
+  const ops = host({ stepOps: 1 });
+  assert.equal(ops.call("ws.new", { ws: 1 }), "");
+  refused("BudgetExceeded", /ops of one step/)(ops.call("ws.new", { ws: 2 }));
+  const chars = host({ stepChars: 10 });
+  refused("BudgetExceeded", /characters of one step/)(chars.call("ws.new", { ws: 12345678 }));
+  refused("OutputLimitExceeded", /ws.new: 8 characters in one call; the limit is 7/)(host({ text: 7 }).call("ws.new", { ws: 1 }));
+});
+
+test("an id is used once at a time", () => {
+  const { call } = host();
+  assert.equal(call("sleep", { ms: 1, f: 2 }), "");
+  refused("UsageError", /sleep: id 2 is in use/)(call("sleep", { ms: 1, f: 2 }));
+  refused("UsageError", /submit: id 2 is in use/)(call("submit", submit(2)));
+});
