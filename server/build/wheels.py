@@ -93,7 +93,7 @@ def write_wheels(wheels: Sequence[Wheel], upstream_lock: Path, folder: Path) -> 
     """Write the wheels and the lock file for that Pyodide (`upstream_lock` is the one it came with). Raises BuildError, OSError."""
     try:
         info = json.loads(upstream_lock.read_bytes())["info"]
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         raise BuildError(f"{upstream_lock} is not a Pyodide lock file") from None
     packages: dict[str, dict[str, Any]] = {}
     for wheel in wheels:
