@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyodide.ffi import JsException, jsnull
 
 from pie_core.device.cpu import CpuDevice
 from pie_core.device.protocol import DeviceError, DeviceInfo
-from pie_core.device.webgpu import WebGpuDevice
 from pie_web import wgpu_shim
 from pie_web.cpu_adapter import PageCpuModule
+
+if TYPE_CHECKING:
+    from pie_core.device.webgpu import WebGpuDevice
 
 SOFTWARE_NAMES: Final = ("swiftshader", "llvmpipe", "lavapipe", "microsoft basic render", "warp")
 # What the kernels need, by WebGPU's names; the first two are asked for as large as the adapter has them.
@@ -77,6 +79,8 @@ async def find_adapter(gpu: Any, allow_software: bool) -> Any:
 
 async def open_webgpu(host: Any, adapter: Any, why: str) -> OpenDevice:
     """A device on `adapter`. Raises DeviceError."""
+    from pie_core.device.webgpu import WebGpuDevice  # with the template engine of its kernels: a third of a second that the cpu needs not
+
     limits = adapter.limits
     wanted = {name: getattr(limits, name) for name in ("maxStorageBufferBindingSize", "maxBufferSize")}
     try:
@@ -109,7 +113,7 @@ async def open_cpu(host: Any, why: str) -> OpenDevice | None:
     kernels = await host.openCpu()
     if kernels is jsnull:
         return None
-    module = PageCpuModule(kernels, host.later)
+    module = PageCpuModule(kernels)
     return OpenDevice(CpuDevice(module), module, why)
 
 

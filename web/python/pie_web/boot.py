@@ -19,6 +19,7 @@ from pie_core.weights.metadata import Metadata
 from pie_web.adapter import OpenDevice, open_device
 from pie_web.checkpoint import PageCheckpoint
 from pie_web.page import Page
+from pie_web.turns import Turns
 
 
 class LoadFailed(Exception):
@@ -43,6 +44,7 @@ async def load(host: Any) -> Page | None:
 
 
 async def _load(host: Any) -> Page | None:
+    Turns(host.ticker)
     checkpoint = PageCheckpoint(host.source, str(host.modelName))
     checkpoint.check_runnable()
     spec = tokenizer_spec(checkpoint.metadata)

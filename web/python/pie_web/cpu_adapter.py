@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable
 from typing import Any
 
-from pyodide.ffi import JsException, create_proxy
+from pyodide.ffi import JsException
 
 from pie_core.device.cpu_module import fault_text
 from pie_core.device.protocol import Data, DeviceError, DeviceLost, DeviceOutOfMemory
@@ -15,15 +14,12 @@ from pie_web.js_bytes import JsBytes
 
 
 class PageCpuModule:
-    """`kernels` is a CpuKernels; `later(callback)` runs the callback in a timer's task: the ports of inferlets are served between steps."""
+    """`kernels` is a CpuKernels."""
 
-    def __init__(self, kernels: Any, later: Any) -> None:
+    def __init__(self, kernels: Any) -> None:
         self._kernels = kernels
         self._call = kernels.call
         self._window = kernels.window
-        self._later = later
-        self._arrived: deque[tuple[asyncio.Future[bytes], bytes | None]] = deque()
-        self._deliver = create_proxy(self._deliver_one)
         self._error: DeviceError | None = None  # the first; nothing after it can be trusted
         self._closed = False
 
@@ -76,22 +72,19 @@ class PageCpuModule:
             self._error = DeviceError(fault_text(export, int(code)))
 
     def read(self, address: int, size: int) -> Awaitable[bytes]:
-        """Bytes of linear memory as they are now, delivered in a task of their own."""
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        """Bytes of linear memory as they are now, delivered by a timer: the ports of inferlets are served between steps."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bytes] = loop.create_future()
         data: bytes | None = None
         if self._usable():
             try:
                 data = self._window(address, size).to_bytes()
             except JsException as error:
                 self._error = DeviceError(f"a read failed: {error.message}")
-        self._arrived.append((future, data))
-        self._later(self._deliver)
+        loop.call_later(0, self._deliver, future, data)
         return future
 
-    def _deliver_one(self) -> None:
-        future, data = self._arrived.popleft()
-        if not self._arrived and self._closed:
-            self._deliver.destroy()
+    def _deliver(self, future: asyncio.Future[bytes], data: bytes | None) -> None:
         if future.done():  # cancelled by its reader
             return
         if data is not None:
@@ -107,9 +100,5 @@ class PageCpuModule:
 
     def close(self) -> None:
         """Let go of the module and its memory."""
-        if self._closed:
-            return
         self._closed = True
         self._kernels = self._call = self._window = None
-        if not self._arrived:
-            self._deliver.destroy()

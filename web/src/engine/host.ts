@@ -6,6 +6,7 @@ import { Meter } from "../model/progress.js";
 import type { ByteSource } from "../model/source.js";
 import { CpuKernels } from "./cpu.js";
 import { Replay } from "./replay.js";
+import { Ticker } from "./ticker.js";
 
 export interface HostOptions {
   readonly device: DeviceChoice;
@@ -26,6 +27,7 @@ export class Host {
   readonly modelName: string;
   readonly source: ByteSource;
   readonly gpu: GPU | null;
+  readonly ticker = new Ticker();
   /** Why the load failed, once it has. */
   failure: PieError | null = null;
   readonly #kernels: () => Promise<WebAssembly.Module>;
@@ -54,11 +56,6 @@ export class Host {
 
   makeReplay(pipelines: readonly GPUComputePipeline[], groups: readonly GPUBindGroup[], steps: Int32Array): Replay {
     return new Replay(pipelines, groups, steps);
-  }
-
-  /** `callback` in a timer's task, so that messages that wait are served first. */
-  later(callback: () => void): void {
-    setTimeout(callback, 0);
   }
 
   /** A stage of the load; bytes where they are counted, else 0 of 0. */

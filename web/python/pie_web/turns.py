@@ -1,0 +1,90 @@
+"""Turns of the event loop: all that is ready runs in one task of the browser, and timers are the browser's own.
+
+Pyodide's loop gives every callback a task and a proxy of its own, and runs timers of up to 2 ms at once, so that whoever waits for so
+short a while would ask again and again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context
+from typing import Any, Final, cast
+
+from pyodide.ffi import create_proxy
+
+LONGEST_TURN: Final = 256  # callbacks; then messages that wait are served first
+
+
+class _Timer(asyncio.Handle):
+    """A callback that a timer of the browser will make ready."""
+
+    __slots__ = ("_number", "_turns")
+
+    def __init__(self, turns: Turns, number: int, callback: Callable[..., Any], args: tuple[Any, ...], context: Context | None) -> None:
+        super().__init__(callback, args, turns.loop, context)
+        self._turns, self._number = turns, number
+
+    def cancel(self) -> None:
+        """Also frees the browser's timer."""
+        super().cancel()
+        self._turns.forget(self._number)
+
+
+class Turns:
+    """Takes over `call_soon` and `call_later` of the running loop. `ticker` is a Ticker of engine/ticker.ts."""
+
+    def __init__(self, ticker: Any) -> None:
+        self.loop = cast(Any, asyncio.get_running_loop())
+        self._ticker = ticker
+        self._soon, self._after = ticker.soon, ticker.after
+        self._ready: deque[asyncio.Handle] = deque()
+        self._asked = False
+        self._timers: dict[int, _Timer] = {}
+        self._number = 0
+        self._proxies = (create_proxy(self._turn), create_proxy(self._fired))
+        ticker.open(*self._proxies)
+        self.loop.call_soon = self.loop.call_soon_threadsafe = self._call_soon
+        self.loop.call_later = self._call_later
+
+    def _call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self.loop, context)
+        self._ready.append(handle)
+        if not self._asked:
+            self._asked = True
+            self._soon()
+        return handle
+
+    def _call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
+        self._number = number = self._number + 1
+        timer = self._timers[number] = _Timer(self, number, callback, args, context)
+        self._after(number, max(0.0, delay * 1000))
+        return timer
+
+    def _turn(self) -> None:
+        self.loop._install_running_loop()
+        ready, left = self._ready, LONGEST_TURN
+        try:
+            while ready and left:
+                left -= 1
+                handle = ready.popleft()
+                if not handle.cancelled():
+                    handle._run()
+        finally:
+            self._asked = bool(ready)
+            if ready:
+                self._soon()
+
+    def _fired(self, number: int) -> None:
+        timer = self._timers.pop(number, None)
+        if timer is not None:  # by way of a turn of its own: browsers slow down timers that are set by timers
+            self._ready.append(timer)
+            if not self._asked:
+                self._asked = True
+                self._soon()
+
+    def forget(self, number: int) -> None:
+        """A timer was cancelled."""
+        if self._timers.pop(number, None) is not None:
+            self._ticker.cancel(number)
