@@ -115,6 +115,12 @@ class Channel:
         """Whether a pass can put. A host reader's cells count until the host takes them; the stop watcher alone never fills a ring."""
         return self.tail - self.head < self.capacity or (self.stops is not None and self.host is None)
 
+    def predictable(self, pipe: Pipeline) -> bool:
+        """Whether only passes of `pipe` put and take here (the host may take), and their cells are good."""
+        if self.pipe is not pipe or self.shared or self.closed:
+            return False
+        return self.host != "writer" and self.stops is None and self.poison is None
+
     def produce(self, step: int) -> int:
         """The number of the cell that a pass of `step` puts."""
         cell = self.tail

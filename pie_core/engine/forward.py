@@ -102,6 +102,10 @@ class ChannelUse:
         self.put_cell = -1
         self.copy = -1  # results word of the copy of the put
 
+    def again(self) -> ChannelUse:
+        """The same use by another pass, without cells."""
+        return ChannelUse(self.channel, uses_front=self.uses_front, takes=self.takes, puts=self.puts)
+
 
 PassSink = Callable[["Pass", list[Value] | None, EngineError | None], None]
 
@@ -133,6 +137,7 @@ class Pass:
         "started",
         "status_word",
         "tail",
+        "token",
         "undone",
         "uses",
     )
@@ -175,6 +180,7 @@ class Pass:
         self.undone = False  # cancelled whole: it gave back what it had
         self.status_word = -1
         self.out_words: list[int] = []
+        self.token: int | None = None  # the first value returned, if it is a whole number
 
     def shares(self) -> bool:
         """Whether another pipeline uses one of its working sets or channels."""

@@ -60,8 +60,10 @@ class Instance(PageOwner):
     def fork(self, ws: WorkingSet, pipe: Pipeline | None = None, *, buffer: bool = False) -> WorkingSet:
         """A working set that shares the frozen prefix of `ws` (and its buffer when asked), after what `pipe` has accepted;
         without a pipe, after the passes on `ws` that were accepted so far. No tokens are copied. Raises InvalidState."""
-        self._own(ws)
+        self._touch(ws)
         self._room()
+        if pipe is not None:
+            self.engine.predictor.drop(pipe.habit.guess)
         child = WorkingSet(self.engine.pool, self, born=False)
         self.working_sets[child] = None
         entry = ForkEntry(ws, child, buffer, self.engine.accept()) if pipe is not None else None
@@ -100,7 +102,7 @@ class Instance(PageOwner):
 
     def length(self, ws: WorkingSet, sink: Callable[[Value | None, EngineError | None], None]) -> None:
         """Tell `sink` the length, after the passes accepted so far."""
-        self._own(ws)
+        self._touch(ws)
         seq = self.engine.accept()
 
         def run() -> None:
@@ -111,7 +113,7 @@ class Instance(PageOwner):
 
     def drop(self, ws: WorkingSet) -> None:
         """Free the pages, after the passes accepted so far; the handle is gone at once."""
-        self._own(ws)
+        self._touch(ws)
         ws.leaving = True
 
         def run() -> None:
@@ -227,6 +229,7 @@ class Instance(PageOwner):
             accepted_at=engine.now(),
         )
         reserve_cells(uses)
+        guess = engine.predictor.claim(work, work.accepted_at)
         # nothing below can refuse
         self.outstanding += 1
         for part in parts:
@@ -246,7 +249,10 @@ class Instance(PageOwner):
         if pipe.stopped:
             work.undo(engine.skipped())
             return work
-        self._enqueue(pipe, work)
+        if guess is not None:
+            engine.adopt(guess, work)
+        else:
+            self._enqueue(pipe, work)
         return work
 
     def idle(self, pipe: Pipeline) -> None:
@@ -302,8 +308,13 @@ class Instance(PageOwner):
         if ws.leaving or ws not in self.working_sets:
             raise InvalidState("the working set was dropped, or belongs to another instance")
 
-    def _edit(self, ws: WorkingSet, edit: Callable[[], None]) -> None:
+    def _touch(self, ws: WorkingSet) -> None:
+        """`ws` is about to be looked at or changed by other than a pass."""
         self._own(ws)
+        self.engine.predictor.drop(ws.guess)
+
+    def _edit(self, ws: WorkingSet, edit: Callable[[], None]) -> None:
+        self._touch(ws)
         seq = self.engine.accept()
 
         def run() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pie_core.engine.metrics import Metrics
-from pie_core.engine.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from pie_core.engine.pipeline import Pipeline
 
 LONGEST = 0.003  # seconds; the bound on waiting for anybody
 SHORTEST = 0.0005

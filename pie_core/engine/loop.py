@@ -17,6 +17,7 @@ from pie_core.engine.linger import Linger
 from pie_core.engine.metrics import Metrics, StepRecord
 from pie_core.engine.pages import PagePool
 from pie_core.engine.pipeline import Pipeline
+from pie_core.engine.predict import Guess, Predictor
 from pie_core.engine.program_info import ProgramInfo, ProgramInfos
 from pie_core.engine.runner import Runner
 from pie_core.engine.scheduler import Scheduler
@@ -44,10 +45,11 @@ class Engine:
     """Everything runs on one asyncio loop; nothing here may be called from another thread.
 
     `start()` begins the step loop on the running loop, `await stop()` ends it and fails what is left. In between,
-    `open_instance` gives out Instances.
+    `open_instance` gives out Instances. `predict`: run the expected next pass of a decode loop before it is submitted (see
+    predict.py); results are the same either way.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, *, predict: bool = True) -> None:
         self.runner = runner
         self.limits = runner.limits
         self.pool = PagePool(self.limits.pages)
@@ -55,6 +57,7 @@ class Engine:
         self.metrics = Metrics()
         self.instances: dict[Instance, None] = {}
         self.scheduler = Scheduler(self.limits, self.pool, runner.copy_page)
+        self.predictor = Predictor(self.limits, self.pool, self.metrics, enabled=predict)
         self.lost: EngineError | None = None
         self._infos = ProgramInfos(self.limits)
         self._linger = Linger(self.metrics)
@@ -63,6 +66,7 @@ class Engine:
         self._task: asyncio.Task[None] | None = None
         self._wake: asyncio.Future[None] | None = None
         self._dirty = False  # something happened since the last fill
+        self._wait = 0.0  # seconds of linger that the last fill found
         self._stopping = False
         self._opened = 0
         self.accepted = 0
@@ -138,7 +142,17 @@ class Engine:
     def forget_return(self, pipe: Pipeline) -> None:
         """`pipe` will not submit any more."""
         self._linger.forget(pipe)
+        self.predictor.forget(pipe)
         self.poke()
+
+    def adopt(self, guess: Guess, work: Pass) -> None:
+        """A pass was submitted that runs, or has run, as `guess`."""
+        self.returned(work.pipe)
+        results = self.predictor.adopt(guess, work)
+        if results is not None:
+            settle_passes([work], results, self.metrics)
+            self._answer([work], self.now())
+            self.poke()
 
     def closed_instance(self, instance: Instance) -> None:
         """`instance` has freed everything."""
@@ -183,14 +197,23 @@ class Engine:
 
     def _fill(self) -> bool:
         """Submit a step if there is work and this is the moment. False: nothing to do until something happens."""
-        if len(self._flights) >= AHEAD or not self.scheduler.instances:
+        self._wait = 0.0
+        if len(self._flights) >= AHEAD:
             return False
-        if self._linger.wait(self.now()) > 0 or (self._flights and not self._worth_running_ahead()):
-            return False
+        guesses = self._guesses()
+        if not guesses:
+            if not self.scheduler.instances:
+                return False
+            self._wait = self._linger.wait(self.now())
+            if self._wait > 0 or (self._flights and not self._worth_running_ahead()):
+                return False
         self._dirty = False
         while True:
             step = self.scheduler.fill(self._number)
-            if step.n_tokens:
+            if guesses and not self.scheduler.waiting:
+                self.predictor.fill(step, guesses)
+                guesses = []
+            if step.batch.rows:
                 self._submit(step)
                 return True
             if self.scheduler.changed:
@@ -200,12 +223,20 @@ class Engine:
                 return False
             self._give_way(victim)
 
+    def _guesses(self) -> list[Guess]:
+        """The passes that all pipelines are expected to submit that would be waited for; else none. Only on an idle device (a busy one
+        gains nothing), never when pages are short, and not beside a prefill, which takes all the room and can wait a moment."""
+        if not self.predictor.candidates or self._flights or self.scheduler.waiting or self.scheduler.prefill_waits():
+            return []
+        return self.predictor.guesses(self._linger.expected, self._number, self.now())
+
     def _worth_running_ahead(self) -> bool:
         """Whether the pipelines of the step in flight have their next passes here already. If some will only come back with
         its results, going ahead without them would split the batch for good; the device is busy anyway."""
-        return all(
-            work.pipe.queue or work.pipe.closed or work.pipe.silent or work.pipe.instance.closed for work in self._flights[-1].step.passes
-        )
+        step = self._flights[-1].step
+        if any(guess.live and not guess.pipe.silent for guess in step.guesses):
+            return False
+        return all(work.pipe.queue or work.pipe.closed or work.pipe.silent or work.pipe.instance.closed for work in step.passes)
 
     def _submit(self, step: Step) -> None:
         now = self.now()
@@ -241,7 +272,9 @@ class Engine:
         if error is not None:
             self._fail(step, error)
             return
-        settle_passes(step.passes, memoryview(flight.task.result()), metrics)
+        results = memoryview(flight.task.result())
+        settle_passes(step.passes, results, metrics)
+        self.predictor.landed(step, results)
         now = self.now()
         metrics.steps += 1
         metrics.timeline.append(StepRecord(step.number, flight.submitted, now, step.n_tokens, len(step.passes)))
@@ -252,6 +285,7 @@ class Engine:
             pipe = work.pipe
             if not pipe.queue and not pipe.flying and not pipe.stopped:
                 self._linger.answered(pipe, now)
+                self.predictor.answered(work)
         self._dirty = True
 
     def _fail(self, step: Step, error: BaseException) -> None:
@@ -276,6 +310,7 @@ class Engine:
                     work.instance.idle(work.pipe)
             self.metrics.failed_passes += 1
             work.fail(cause)
+        self.predictor.failed(step, cause)
         self._answer(step.passes, self.now())
 
     def _give_way(self, victim: Pass) -> None:
@@ -294,11 +329,10 @@ class Engine:
         )
 
     async def _sleep(self) -> None:
-        """Until poked; also until the linger is over."""
+        """Until poked; also until the linger is over that the last fill found (asking again might find it over, with nobody to go on)."""
         assert self._loop is not None
         self._wake = self._loop.create_future()
-        wait = self._linger.wait(self.now()) if self._dirty and self.scheduler.instances and len(self._flights) < AHEAD else 0.0
-        timer = self._loop.call_later(wait, self.poke) if wait > 0 else None
+        timer = self._loop.call_later(self._wait, self.poke) if self._wait > 0 else None
         try:
             await self._wake
         finally:

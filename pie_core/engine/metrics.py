@@ -20,11 +20,14 @@ class Metrics:
     """Counted since the engine was made. Waits are seconds between a pass's acceptance and its first step."""
 
     __slots__ = (
+        "adopted",
         "decode_tokens",
+        "dropped",
         "failed_passes",
         "failed_steps",
         "lingers",
         "passes",
+        "predicted",
         "prefill_tokens",
         "queue_wait_max",
         "queue_wait_sum",
@@ -44,6 +47,9 @@ class Metrics:
         self.queue_wait_sum = 0.0
         self.queue_wait_max = 0.0
         self.lingers = 0  # lingers that ran out with a pipeline still silent
+        self.predicted = 0  # passes run before they were submitted: adopted, dropped or not claimed yet
+        self.adopted = 0
+        self.dropped = 0
         self.timeline: deque[StepRecord] = deque(maxlen=1024)
 
     def waited(self, seconds: float) -> None:

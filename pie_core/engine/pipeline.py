@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pie_core.engine.channel import Channel
 from pie_core.engine.errors import EngineError, InvalidState, PassSkipped
 from pie_core.engine.forward import Pass
+from pie_core.engine.predict import Habit
 from pie_core.engine.working_set import WorkingSet
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class ForkEntry:
 class Pipeline:
     """`queue`: accepted and not (wholly) scheduled. `flying`: scheduled for the last time and not settled."""
 
-    __slots__ = ("answered_at", "closed", "expected", "flying", "instance", "queue", "silent", "stop_channel", "stopped")
+    __slots__ = ("answered_at", "closed", "expected", "flying", "habit", "instance", "queue", "silent", "stop_channel", "stopped")
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
@@ -61,6 +62,7 @@ class Pipeline:
         self.answered_at = 0.0
         self.expected = False
         self.silent = False
+        self.habit = Habit()
 
     def close(self) -> None:
         """No more submits; what was accepted still settles. Twice is harmless."""
@@ -83,6 +85,7 @@ class Pipeline:
             raise InvalidState("stop_when: the pipeline has a stop channel already, or the channel ends another pipeline")
         if channel.tail or channel.pending:
             raise InvalidState("stop_when must be called before the first submit that puts into the channel (and on one without a seed)")
+        self.instance.engine.predictor.drop(self.habit.guess)
         self.stop_channel = channel
         channel.stops = self
 

@@ -90,6 +90,11 @@ class Scheduler:
             self._rotate(step)
         return step
 
+    def prefill_waits(self) -> bool:
+        """Whether a pass that is more than a few tokens is next in its pipeline."""
+        entries = (pipe.queue[0] for instance in self.instances for pipe in instance.active)
+        return any(isinstance(entry, Pass) and entry.remaining > self._short for entry in entries)
+
     def deadlocked(self) -> Pass | None:
         """With no step in flight and none to run: the pass to fail so that others can go on, if pages are what all wait for.
         The youngest instance gives way; a silent instance that holds pages may still free them, so then nobody does."""

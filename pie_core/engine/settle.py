@@ -66,6 +66,8 @@ def _commit(work: Pass, words: memoryview) -> None:
                 channel.deliver(value)
                 if channel.stops is work.pipe:
                     stop = value is True or (not isinstance(value, (bool, int, float)) and any(value.tolist()))
+    if values and type(values[0]) is int:
+        work.token = values[0]
     work.finish(values, None)
     if stop:
         work.pipe.stop()

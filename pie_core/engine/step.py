@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pie_core.device.protocol import NONE, PAGE_TOKENS
 from pie_core.engine.forward import Part, Pass
+from pie_core.engine.predict import Guess
 from pie_core.engine.program_info import ProgramInfo
 from pie_core.engine.runner import ROW_WORDS, EpilogueGroup, RunnerLimits, StepBatch
 from pie_core.engine.step_buffer import aligned_lane_words
@@ -11,9 +12,10 @@ from pie_core.engine.working_set import pages_for
 
 
 class Step:
-    """Step number `number`. `passes`: those whose last tokens are in it, in lane order; `touched`: all with tokens in it."""
+    """Step number `number`. `passes`: those whose last tokens are in it, in lane order; `touched`: all with tokens in it;
+    `guesses`: passes that are expected and not submitted yet (not counted in `n_tokens` until they are)."""
 
-    __slots__ = ("_groups", "_lane_words", "_limits", "batch", "decode_tokens", "n_tokens", "number", "passes", "touched")
+    __slots__ = ("_groups", "_lane_words", "_limits", "batch", "decode_tokens", "guesses", "n_tokens", "number", "passes", "touched")
 
     def __init__(self, number: int, limits: RunnerLimits) -> None:
         self.number = number
@@ -22,6 +24,7 @@ class Step:
         self.decode_tokens = 0
         self.passes: list[Pass] = []
         self.touched: list[Pass] = []
+        self.guesses: list[Guess] = []
         self._limits = limits
         self._groups: dict[int, tuple[EpilogueGroup, int]] = {}  # by id of the info: (group, lane words so far)
         self._lane_words = 0
@@ -67,6 +70,35 @@ class Step:
         if last:
             self._finish(work, read_row)
 
+    def fits(self, guess: Guess, pages: int) -> bool:
+        """Whether there is room for a guess beside everything else."""
+        limits, batch = self._limits, self.batch
+        return batch.n_tokens < limits.max_tokens and len(batch.tables) + pages <= limits.table_words and self._epilogue_fits(guess)
+
+    def guess(self, guess: Guess) -> None:
+        """Put one token and an epilogue in that change nothing of their working set and channels."""
+        batch, pos, geometry = self.batch, guess.length, guess.geometry
+        row, read_row, table = batch.n_tokens, len(batch.reads), len(batch.tables)
+        batch.tables.extend(guess.pages)
+        if guess.page is not None:
+            batch.tables.append(guess.page)
+        batch.n_seqs += 1
+        slot = batch.tables[table + pos // PAGE_TOKENS] * PAGE_TOKENS + pos % PAGE_TOKENS
+        batch.rows += (guess.token, NONE, pos, slot, table, geometry.window, geometry.sinks, 0)
+        batch.reads.extend([row] * guess.reads)
+        self._lane(guess, guess.info, read_row)
+        self.guesses.append(guess)
+
+    def adopt(self, work: Pass) -> None:
+        """Count a pass whose token and lane are in already, as a guess."""
+        part = work.parts[0]
+        part.ws.advance(1, freeze=work.geometry.mode == "folding")
+        part.ws.last_step = self.number
+        part.done, work.remaining, work.started = 1, 0, True
+        self.n_tokens += 1
+        self.touched.append(work)
+        self._cells(work)
+
     def _rows(self, work: Pass, part: Part, n: int, source: int) -> None:
         batch, ws = self.batch, part.ws
         pos = ws.length
@@ -88,7 +120,7 @@ class Step:
                 rows += (0, source + k, pos, slot, table, window, sinks, 0)
                 pos += 1
 
-    def _epilogue_fits(self, work: Pass) -> bool:
+    def _epilogue_fits(self, work: Pass | Guess) -> bool:
         limits = self._limits
         if len(self.batch.reads) + work.reads > limits.max_reads:
             return False
@@ -107,6 +139,11 @@ class Step:
 
     def _finish(self, work: Pass, read_row: int) -> None:
         """Claim the cells of a pass whose last tokens are in, and build its lane."""
+        self._cells(work)
+        if work.info is not None:
+            self._lane(work, work.info, read_row)
+
+    def _cells(self, work: Pass) -> None:
         number = self.number
         for use in work.uses:
             channel = use.channel
@@ -118,9 +155,8 @@ class Step:
                 use.put_cell = channel.produce(number)
         work.final = True
         self.passes.append(work)
-        info = work.info
-        if info is None:
-            return
+
+    def _lane(self, work: Pass | Guess, info: ProgramInfo, read_row: int) -> None:
         words = self.batch.results_words
         work.status_word = words
         words += 1

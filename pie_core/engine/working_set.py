@@ -13,6 +13,7 @@ from pie_core.engine.pages import PageOwner, PagePool
 if TYPE_CHECKING:
     from pie_core.engine.forward import Pass
     from pie_core.engine.pipeline import Pipeline
+    from pie_core.engine.predict import Guess
 
 
 def pages_for(tokens: int) -> int:
@@ -39,6 +40,7 @@ class WorkingSet:
         "fail_until",
         "fork_points",
         "frozen",
+        "guess",
         "inherited",
         "last_step",
         "leaving",
@@ -69,6 +71,7 @@ class WorkingSet:
         self.inherited: list[Pass] = []  # of the sets it was forked from, in flight at the fork: their failure is its own
         self.writing = False  # a pass of several steps is under way
         self.last_step = -1
+        self.guess: Guess | None = None  # writes behind the length (see predict.py)
         self.pipe: Pipeline | None = None  # the first pipeline that used it, and whether another one did too
         self.shared = False
 
@@ -77,17 +80,25 @@ class WorkingSet:
         """Tokens in the buffer."""
         return self.length - self.frozen
 
+    def steady(self) -> bool:
+        """Whether nothing accepted is still to happen to the set, and nothing has failed."""
+        return self.born and self.error is None and not self.inherited and not self.order.outstanding
+
+    def tail_is_shared(self) -> bool:
+        """Whether the partial last page belongs to others too."""
+        return bool(self.length % PAGE_TOKENS) and self._pool.refs(self.pages[self.length // PAGE_TOKENS]) > 1
+
     def pages_needed(self, tokens: int) -> int:
         """Pages to allocate before `tokens` more can be written, one of them for the copy of a shared partial page."""
         need = pages_for(self.length + tokens) - len(self.pages)
-        if tokens and self._tail_is_shared():
+        if tokens and self.tail_is_shared():
             need += 1
         return need
 
     def reserve(self, tokens: int, copy_page: Callable[[int, int], None]) -> None:
         """Make room for `tokens` more: own the partial last page and allocate the others. The caller has checked the pool."""
         pool = self._pool
-        if tokens and self._tail_is_shared():
+        if tokens and self.tail_is_shared():
             at = self.length // PAGE_TOKENS
             old = self.pages[at]
             new = pool.allocate(self._owner)
@@ -119,6 +130,7 @@ class WorkingSet:
         child.pages = self.pages[: pages_for(length)]
         self._pool.share(child.pages)
         child.length, child.frozen = length, self.frozen
+        child.last_step = self.last_step  # a copy of the partial page must come after the step that writes the parent's tokens
         child.fork_points = {length}
         child.inherited = [w for w in (*self.inherited, *self.writers) if not w.ended]
         self.fork_points.add(length)
@@ -175,9 +187,6 @@ class WorkingSet:
         pages, self.pages = self.pages, []
         self.length = self.frozen = 0
         self._pool.release(pages)
-
-    def _tail_is_shared(self) -> bool:
-        return bool(self.length % PAGE_TOKENS) and self._pool.refs(self.pages[self.length // PAGE_TOKENS]) > 1
 
     def _trim(self) -> None:
         keep = pages_for(self.length)

@@ -63,9 +63,9 @@ async def decode(inst: Instance, prompt: Sequence[int], n: int, ws: WorkingSet |
 
 
 @asynccontextmanager
-async def running(runner: FakeRunner) -> AsyncIterator[Engine]:
+async def running(runner: FakeRunner, *, predict: bool = True) -> AsyncIterator[Engine]:
     """A started engine; at the end nothing may be left over."""
-    engine = Engine(runner)
+    engine = Engine(runner, predict=predict)
     engine.start()
     try:
         yield engine
@@ -74,6 +74,7 @@ async def running(runner: FakeRunner) -> AsyncIterator[Engine]:
         runner.hold = False
         await engine.stop()
     assert engine.pool.used == 0, "pages leaked"
+    assert engine.pool.unlent == engine.pool.total, "a lent page was not given back"
     assert engine.arena.used == 0, "arena words leaked"
     assert not engine.instances
 

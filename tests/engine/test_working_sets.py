@@ -65,6 +65,18 @@ async def test_a_fork_is_ordered_after_what_its_pipeline_accepted() -> None:
         inst.close()
 
 
+async def test_a_fork_does_not_run_in_the_step_of_its_parent() -> None:
+    runner = FakeRunner()
+    async with running(runner) as engine:
+        inst = engine.open_instance("same step")
+        ws, pipe = inst.working_set(), inst.pipeline()
+        parent = inst.submit(pipe, greedy([1, 2, 3], ws))[0]
+        child = inst.fork(ws, pipe)
+        forked = inst.submit(pipe, greedy([4], child))[0]
+        assert (await parent, await forked) == (reference([1, 2, 3]), reference([1, 2, 3, 4])), "the page is copied after it was written"
+        inst.close()
+
+
 async def test_buffer_commit_and_discard() -> None:
     async with running(FakeRunner()) as engine:
         inst = engine.open_instance("buffer")
