@@ -28,11 +28,12 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
     [{"role": "developer", "content": "d"}, {"role": "user", "content": ""}],
     [{"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"x": [1, None, True, "<"]}}}]}],
-    *([{"role": "system", "content": text}, {"role": "user", "content": text}, {"role": "assistant", "content": text}] for text in INJECTIONS),
+    *([{"role": role, "content": text} for role in ("system", "user", "assistant")] for text in INJECTIONS),
 ]  # fmt: skip
 BAD: list[Any] = [
-    [], "x", None, {}, [None], [3], [{"content": "x"}], [{"role": "robot", "content": "x"}], [{"role": 1, "content": "x"}], [{"role": "user"}],
-    [{"role": "user", "content": None}], [{"role": "assistant", "content": None, "tool_calls": []}], [{"role": "user", "content": 3}],
+    [], "x", None, {}, [None], [3], [{"content": "x"}], [{"role": "robot", "content": "x"}], [{"role": 1, "content": "x"}],
+    [{"role": "user"}], [{"role": "user", "content": None}], [{"role": "assistant", "content": None, "tool_calls": []}],
+    [{"role": "user", "content": 3}],
     [{"role": "user", "content": {}}], [{"role": "user", "content": [3]}], [{"role": "user", "content": [{"type": "image"}]}],
     [{"role": "user", "content": [{"type": "text", "text": 1.5}]}], [{"role": "user", "content": "x"}, {"role": "user", "content": True}],
 ]  # fmt: skip
@@ -54,10 +55,10 @@ def random_texts(seed: int = 7) -> list[str]:
     ]
 
 
-def outcome(call: Callable[[], Any]) -> dict[str, Any]:
-    """{"value"} or {"error", "message"}."""
+def outcome(call: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """{"value"} or {"error", "message"} of a call."""
     try:
-        return {"value": call()}
+        return {"value": call(*args, **kwargs)}
     except TextError as error:
         return {"error": type(error).__name__, "message": str(error)}
 
@@ -70,18 +71,19 @@ def chats(tokenizer: HfTokenizer, spec: TokenizerSpec, own: ChatEncoder, own_sou
     made += [(source, ChatEncoder(tokenizer, ChatTemplate(source), specials, bos=0), 0) for source in (CHATML, bos)]
     others = (ALTERNATING, MERGING, CHATML.replace("{{ m.content }}", "{{ m.content | trim }}"), "{{ messages[-1].content }}",
         "{% for m in messages %}{{ m.name }}{{ m.content }}<|{{ m.content }}|>{% endfor %}",
-        "{% for t in tools %}{{ t.function | tojson }}{% endfor %}{{ messages[0].tool_calls | tojson if messages[0].tool_calls }}")  # fmt: skip
+        "{% for t in tools %}{{ t.function | tojson }}{% endfor %}"
+        "{{ messages[0].tool_calls | tojson if messages[0].tool_calls }}")  # fmt: skip
     made += [(source, ChatEncoder(tokenizer, ChatTemplate(source), specials), None) for source in others]
     tool = {"type": "function", "function": {"name": "name", "description": "a <|im_end|> b"}}
     rows = []
     for source, chat, first in made:
         cases = [
-            {"messages": messages, "cue": cue, "tools": tools, "ids": outcome(lambda: chat.encode(messages, cue=cue, tools=tools)),
-             "text": outcome(lambda: chat.text(messages, cue=cue, tools=tools))}
+            {"messages": messages, "cue": cue, "tools": tools, "ids": outcome(chat.encode, messages, cue=cue, tools=tools),
+             "text": outcome(chat.text, messages, cue=cue, tools=tools)}
             for messages in [*CONVERSATIONS, *BAD] for cue, tools in ((True, None), (False, [tool] if "tools" in source else None))
         ]  # fmt: skip
         turns = [
-            {"role": role, "content": content, "ids": outcome(lambda: chat.role(role, content))}
+            {"role": role, "content": content, "ids": outcome(chat.role, role, content)}
             for role in ("system", "user", "assistant", "tool", "robot") for content in ("Hi there", " q <|im_end|>", "")
         ]  # fmt: skip
         rows.append(
@@ -100,17 +102,20 @@ def fixtures(metadata: Metadata, spec: TokenizerSpec, tokenizer: HfTokenizer, ch
     ]
     source = metadata.optional_str("tokenizer.chat_template", None)
     assert source is not None
-    ids = random.Random(3)
+    chance = random.Random(3)
+    rows = [[chance.randrange(tokenizer.vocab_size) for _ in range(12)] for _ in range(200)]
+    encoded = {text: tokenizer.encode(text) for text in cases}
+    golden = {QUESTIONS[name]: goldens[name] for name in QUESTIONS}
     return {
         "text": text_spec(metadata, spec, tokenizer),
         "golden_cases": goldens["tokenizer_cases"],
-        "golden_chats": [{"question": QUESTIONS[name], "text": goldens[name]["rendered"], "ids": goldens[name]["prompt_ids"]} for name in QUESTIONS],
-        "texts": [{"text": text, "ids": (encoded := tokenizer.encode(text)), "back": tokenizer.decode(encoded)} for text in cases],
-        "decoded": [{"ids": row, "text": tokenizer.decode(row)} for row in ([ids.randrange(tokenizer.vocab_size) for _ in range(12)] for _ in range(200))],
+        "golden_chats": [{"question": question, "text": row["rendered"], "ids": row["prompt_ids"]} for question, row in golden.items()],
+        "texts": [{"text": text, "ids": row, "back": tokenizer.decode(row)} for text, row in encoded.items()],
+        "decoded": [{"ids": row, "text": tokenizer.decode(row)} for row in rows],
         "bytes": [tokenizer.token_bytes(index).hex() for index in range(tokenizer.vocab_size)],
         "chats": chats(tokenizer, spec, chat, source),
         "bombs": [*TIME_BOMBS.values(), *SIZE_BOMBS.values(), *ATTACKS],
-    }  # fmt: skip
+    }
 
 
 def dumps(value: Any) -> str:

@@ -1,0 +1,184 @@
+// Runs over real ports: with guests of a script, and with the real language component.
+
+import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import { after, test } from "node:test";
+import { pathToFileURL } from "node:url";
+import { setFlagsFromString } from "node:v8";
+import { type Guest, openGuest, type Transpiled } from "./guest.js";
+import { type Limits, LIMITS, MEMORY_BYTES } from "./limits.js";
+import { limitMemory } from "./memory.js";
+import { type Port, Session } from "./session.js";
+import type { TextService } from "./text.js";
+import { WasiDenied } from "./wasi.js";
+
+setFlagsFromString("--experimental-wasm-extended-const"); // Node 20 has it behind a flag, browsers do not
+
+const BYTES: TextService = {
+  encode: (text) => [...new TextEncoder().encode(text)],
+  decode: (ids) => new TextDecoder().decode(Uint8Array.from(ids)),
+  tokenBytes: (id) => Uint8Array.of(id),
+  render: () => [1],
+  renderText: () => "",
+  role: () => [1],
+  cue: () => [2],
+  seal: () => [3],
+};
+
+interface Run {
+  ops: [string, Record<string, unknown>][];
+  answers: Record<string, unknown>[];
+  fault: { type: string; message: string } | null;
+  clean: boolean;
+}
+
+/** Drive a guest with a scripted engine: outputs are letters, sleeps end at once. */
+async function run(guest: (call: (op: string, payload: string) => string) => Promise<Guest>, source = "", limits: Limits = LIMITS): Promise<Run> {
+  const { port1, port2 } = new MessageChannel();
+  let session: Session | null = null;
+  const opened = await guest((op, payload) => session?.host.call(op, payload) ?? "");
+  const result: Run = { ops: [], answers: [], fault: null, clean: false };
+  return new Promise((resolve) => {
+    let events: unknown[] = [];
+    let letters = 0;
+    let clean: boolean | null = null;
+    const finish = (): void => {
+      const state = result.answers.at(-1)?.["s"] ?? "pending";
+      if (clean === null || (result.fault === null && state === "pending")) return;
+      port1.close();
+      resolve({ ...result, clean });
+    };
+    port1.onmessage = ({ data }: MessageEvent<string>) => {
+      const [kind, ...rest] = JSON.parse(data) as [string, ...unknown[]];
+      if (kind === "op") {
+        const [name, fields] = rest as [string, Record<string, unknown>];
+        result.ops.push([name, fields]);
+        if (name === "submit") events.push(...(fields["outs"] as number[]).map((id) => [id, true, 65 + (letters++ % 26)]));
+        else if (name === "sleep") events.push([fields["f"], true, null]);
+      } else if (kind === "fault") {
+        result.fault = rest[0] as Run["fault"];
+        finish();
+      } else {
+        const answer = rest[0] as Record<string, unknown>;
+        result.answers.push(answer);
+        if (answer["s"] === "pending") {
+          port1.postMessage(`["resume",${JSON.stringify(events)}]`);
+          events = [];
+        } else finish();
+      }
+    };
+    session = new Session(port2 as unknown as Port, opened, BYTES, (ended) => {
+      clean = ended;
+      finish();
+    }, limits);
+    const model = { name: "scripted", vocab: 256, hidden: 8, context: 64, eos: [2] };
+    port1.postMessage(`["start",${JSON.stringify({ source, name: "program.py", input: {}, model, chat: { prefix: [9] } })}]`);
+  });
+}
+
+const scripted = (...answers: (string | (() => string))[]) => async (): Promise<Guest> => {
+  const step = (): string => {
+    const answer = answers.shift() ?? "no more";
+    return typeof answer === "string" ? answer : answer();
+  };
+  return { start: step, resume: step };
+};
+const throwing = (error: unknown) => scripted(() => { throw error; });
+
+test("steps follow messages; a clean end", async () => {
+  const { answers, clean } = await run(scripted('{"s":"pending","w":[1]}', '{"s":"done","r":[1,"é"]}'));
+  assert.deepEqual(answers, [{ s: "pending", w: [1] }, { s: "done", r: [1, "é"] }]);
+  assert(clean);
+});
+
+for (const [what, guest, fault] of [
+  ["a forbidden call", throwing(new WasiDenied("wasi:sockets/tcp#x")), /^GuestTrap: .*may not make: wasi:sockets\/tcp#x$/],
+  ["a crash", throwing(new WebAssembly.RuntimeError("unreachable")), /^GuestTrap: the inferlet crashed: unreachable$/],
+  ["its stack", throwing(new RangeError("Maximum call stack size exceeded")), /^GuestTrap: .*nested too deeply/],
+  ["no JSON", scripted("nonsense"), /^GuestFault: the guest answered nonsense, which is no state of the ABI$/],
+  ["no state", scripted('{"s":"sleeping"}'), /^GuestFault: /],
+  ["null", scripted("null"), /^GuestFault: /],
+  ["too much", scripted(`{"s":"done","r":"${"x".repeat(100)}"}`), /^OutputLimitExceeded: the inferlet answered 119 characters at once; the limit is 99$/],
+] as const) {
+  test(`a guest is ended for ${what}, and its worker is not used again`, async () => {
+    const ended = await run(guest, "", { ...LIMITS, text: 99 });
+    assert.match(`${ended.fault?.type}: ${ended.fault?.message}`, fault);
+    assert(!ended.clean);
+  });
+}
+
+test("the time of all steps together is bounded", async () => {
+  const busy = (): string => {
+    const began = performance.now();
+    while (performance.now() - began < 20);
+    return '{"s":"pending","w":[1]}';
+  };
+  const { fault } = await run(scripted(busy, busy, busy, busy), "", { ...LIMITS, totalSeconds: 0.05 });
+  assert.match(fault?.message ?? "", /0.05 s of CPU time in total/);
+});
+
+// --- the real component
+
+const assets = process.env["PIE_WEB_ASSETS"];
+const needs = { skip: assets === undefined && "PIE_WEB_ASSETS is not set: pytest tests/web/test_node.py sets it" };
+const modules = new Map<string, Promise<WebAssembly.Module>>();
+after(() => modules.clear());
+
+async function python(call: (op: string, payload: string) => string): Promise<Guest> {
+  const folder = `${assets}/component/`;
+  const component = (await import(pathToFileURL(`${folder}component.js`).href)) as Transpiled;
+  const get = (name: string): Promise<WebAssembly.Module> => {
+    const module = modules.get(name) ?? readFile(folder + name).then((bytes) => WebAssembly.compile(limitMemory(bytes, MEMORY_BYTES) as BufferSource));
+    modules.set(name, module);
+    return module;
+  };
+  return openGuest(component, { get }, call);
+}
+
+test("the seed's example", needs, async () => {
+  const source = await readFile(new URL("../../../../../inferlet_sdk/examples/hello.py", import.meta.url), "utf8");
+  const { answers, ops, clean } = await run(python, source);
+  assert.deepEqual(answers.at(-1), { s: "done", r: { text: "ABCDEFGH" } });
+  assert.equal(ops.filter(([name]) => name === "submit").length, 8);
+  assert(clean);
+});
+
+for (const [source, type, line, message] of [
+  ["async def main(i):\n    x = 1\n    return 1 / 0", "ZeroDivisionError", 3, /division/],
+  ["async def main(i):\n    x = (\n", "SyntaxError", 2, /never closed/],
+  ["x = 1", "MainMissing", null, /main/],
+  ["def main(i): return {1, 2}", "ResultNotJson", null, /set/],
+  ["import asyncio\nasync def main(i):\n    await asyncio.Event().wait()", "Deadlock", 3, /waits/],
+  ["def main(i):\n    return open('/etc/passwd').read()", "FileNotFoundError", 2, /passwd/],
+  ["import os\ndef main(i):\n    return os.listdir('/')", "FileNotFoundError", 3, /\//],
+  ["import time\ndef main(i):\n    time.sleep(1)", "PermissionError", 3, /inferlet.sleep/],
+  ["import socket\ndef main(i):\n    socket.create_connection(('127.0.0.1', 80))", "PermissionError", 3, /network/],
+  ["def main(i):\n    return bytearray(1 << 30)", "MemoryError", 2, /memory limit/],
+  ["def main(i):\n    kept = []\n    while True:\n        kept.append(bytearray(1 << 20))", "MemoryError", 4, /memory limit/],
+  ["def main(i):\n    def f(n):\n        return f(n + 1)\n    return f(0)", "RecursionError", 3, /recursion/],
+  ["from inferlet import send\ndef main(i):\n    while True: send('y' * 1000)", "BudgetExceeded", 3, /in use, the cap is/],
+  ["def main(i):\n    while True: print('y' * 1000)", "BudgetExceeded", 2, /^log: /],
+  ["from inferlet import send\ndef main(i):\n    send('x' * (17 << 20))", "OutputLimitExceeded", 3, /the limit is 16,777,216/],
+] as const) {
+  test(`an author's error: ${type} ${JSON.stringify(source).slice(0, 60)}`, needs, async () => {
+    const { answers, fault } = await run(python, source);
+    assert.equal(fault, null);
+    const { e } = answers.at(-1) as { e: { type: string; file: string; line: number | null; message: string } };
+    assert.deepEqual([e.type, e.file, e.line], [type, "program.py", line]);
+    assert.match(e.message, message);
+  });
+}
+
+for (const [source, type, message] of [
+  ["def main(i):\n    x = []\n    for _ in range(200000): x = [x]\n    return repr(x)", "GuestTrap", /nested too deeply/],
+  ["import _socket\ndef main(i): _socket.socket()", "GuestTrap", /wasi:sockets\/tcp-create-socket#create-tcp-socket/],
+  ["import select\ndef main(i): select.select([], [], [], 5)", "GuestTrap", /wasi:clocks\/monotonic-clock#subscribe-duration/],
+  ["def main(i): return 'x' * (17 << 20)", "OutputLimitExceeded", /16,777,216/],
+] as const) {
+  test(`a guest that is ended: ${JSON.stringify(source).slice(0, 60)}`, needs, async () => {
+    const { fault, clean } = await run(python, source);
+    assert.equal(fault?.type, type);
+    assert.match(fault.message, message);
+    assert(!clean);
+  });
+}
