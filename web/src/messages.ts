@@ -1,6 +1,7 @@
 // Everything that crosses between the main thread, the engine worker and the inferlet workers.
 
 import type { ErrorData } from "./errors.js";
+import type { TextTables } from "./inferlet/text.js";
 
 // --- shared values
 
@@ -92,9 +93,15 @@ export interface EngineStats {
 
 // --- main thread -> inferlet worker
 
+/** What every inferlet worker needs and one of them makes: compiled modules by file name, and the tables of the tokenizer. */
+export interface SharedParts {
+  readonly modules: Readonly<Record<string, WebAssembly.Module>>;
+  readonly text: TextTables;
+}
+
 export type ToInferlet =
-  /** The first message. `modules` are what an earlier worker compiled, by file name. Answered by "ready". */
-  | { kind: "init"; base: string; text: TextSpec; modules?: Readonly<Record<string, WebAssembly.Module>> }
+  /** The first message. `shared` is what the first worker made. Answered by "ready". */
+  | { kind: "init"; base: string; text: TextSpec; shared?: SharedParts }
   /** Serve one run over `port`. Answered by "ended". */
   | { kind: "attach"; run: number; port: MessagePort }
   /** The watchdog's question, answered by "pong" as soon as the guest's step ends. */
@@ -103,8 +110,8 @@ export type ToInferlet =
 // --- inferlet worker -> main thread
 
 export type FromInferlet =
-  /** A fresh instance waits for a run: after "init", and again after a clean end. The first worker hands over what it compiled. */
-  | { kind: "ready"; modules?: Readonly<Record<string, WebAssembly.Module>> }
+  /** A fresh instance waits for a run: after "init", and again after a clean end. The first worker hands over what it made. */
+  | { kind: "ready"; shared?: SharedParts }
   | { kind: "pong"; n: number }
   /** The port was closed. `clean`: the worker may serve another run. */
   | { kind: "ended"; run: number; clean: boolean }

@@ -4,40 +4,45 @@ const CACHED_CHARS = 64; // longest word whose ids are remembered
 const CACHED_WORDS = 8192;
 const POSITIONS = 2 ** 23; // more than the bytes of the longest text
 
-/** The merge of two neighbours: an open-addressing table from (left id, right id) to a rank. */
-class PairTable {
-  readonly #lefts: Int32Array;
-  readonly #rights: Int32Array;
-  readonly #ranks: Int32Array;
-  readonly #mask: number;
+/** What merging needs; plain arrays, so that one worker can make it for all. */
+export interface PairTables {
+  /** The token of each byte, -1 for none. */
+  readonly byteIds: Int32Array;
+  // An open-addressing table from (left id, right id) to a rank; a left of -1 is a free slot.
+  readonly lefts: Int32Array;
+  readonly rights: Int32Array;
+  readonly ranks: Int32Array;
+  /** rank -> id of both together. */
+  readonly merged: Int32Array;
+}
 
-  constructor(size: number) {
-    const slots = 2 ** Math.ceil(Math.log2(Math.max(2, size) * 2));
-    this.#lefts = new Int32Array(slots).fill(-1);
-    this.#rights = new Int32Array(slots);
-    this.#ranks = new Int32Array(slots);
-    this.#mask = slots - 1;
-  }
+/** `merges`: [left id, right id, id of both], the most urgent first. */
+export function pairTables(byteIds: Int32Array, merges: readonly (readonly [number, number, number])[]): PairTables {
+  const slots = 2 ** Math.ceil(Math.log2(Math.max(2, merges.length) * 2));
+  const tables = {
+    byteIds,
+    lefts: new Int32Array(slots).fill(-1),
+    rights: new Int32Array(slots),
+    ranks: new Int32Array(slots),
+    merged: new Int32Array(merges.length),
+  };
+  merges.forEach(([left, right, both], rank) => {
+    const slot = slotOf(tables, left, right);
+    tables.lefts[slot] = left;
+    tables.rights[slot] = right;
+    tables.ranks[slot] = rank;
+    tables.merged[rank] = both;
+  });
+  return tables;
+}
 
-  set(left: number, right: number, rank: number): void {
-    const slot = this.#slot(left, right);
-    this.#lefts[slot] = left;
-    this.#rights[slot] = right;
-    this.#ranks[slot] = rank;
-  }
-
-  /** -1 when the two do not merge. */
-  get(left: number, right: number): number {
-    const slot = this.#slot(left, right);
-    return this.#lefts[slot] === -1 ? -1 : (this.#ranks[slot] as number);
-  }
-
-  #slot(left: number, right: number): number {
-    let slot = (Math.imul(left, 0x9e3779b1) ^ Math.imul(right, 0x85ebca6b)) >>> 0;
-    slot = (slot ^ (slot >>> 15)) & this.#mask;
-    while (this.#lefts[slot] !== -1 && (this.#lefts[slot] !== left || this.#rights[slot] !== right)) slot = (slot + 1) & this.#mask;
-    return slot;
-  }
+/** Where the pair is, or the free slot where it would be. */
+function slotOf({ lefts, rights }: PairTables, left: number, right: number): number {
+  const mask = lefts.length - 1;
+  let slot = (Math.imul(left, 0x9e3779b1) ^ Math.imul(right, 0x85ebca6b)) >>> 0;
+  slot = (slot ^ (slot >>> 15)) & mask;
+  while (lefts[slot] !== -1 && (lefts[slot] !== left || rights[slot] !== right)) slot = (slot + 1) & mask;
+  return slot;
 }
 
 /** A binary heap of numbers, smallest first. */
@@ -84,21 +89,12 @@ class Heap {
 }
 
 export class BytePairs {
-  readonly #byteIds: Int32Array; // -1: a byte without a token
-  readonly #pairs: PairTable;
-  readonly #merged: Int32Array; // rank -> id
+  readonly #tables: PairTables;
   readonly #cache = new Map<string, readonly number[]>();
   readonly #encoder = new TextEncoder();
 
-  /** `byteIds`: the token of each byte, -1 for none. `merges`: [left id, right id, id of both], the most urgent first. */
-  constructor(byteIds: Int32Array, merges: readonly (readonly [number, number, number])[]) {
-    this.#byteIds = byteIds;
-    this.#pairs = new PairTable(merges.length);
-    this.#merged = new Int32Array(merges.length);
-    merges.forEach(([left, right, both], rank) => {
-      this.#pairs.set(left, right, rank);
-      this.#merged[rank] = both;
-    });
+  constructor(tables: PairTables) {
+    this.#tables = tables;
   }
 
   /** Append the ids of one word. Bytes without a token are left out before merging, as the reference implementation does. */
@@ -119,11 +115,12 @@ export class BytePairs {
   }
 
   #merge(word: string, out: number[]): void {
+    const { byteIds, merged } = this.#tables;
     const bytes = this.#encoder.encode(word);
     const ids = new Int32Array(bytes.length);
     let count = 0;
     for (const byte of bytes) {
-      const id = this.#byteIds[byte] as number;
+      const id = byteIds[byte] as number;
       if (id >= 0) ids[count++] = id;
     }
     const next = new Int32Array(count);
@@ -141,9 +138,9 @@ export class BytePairs {
       const id = ids[at] as number;
       const right = next[at] as number;
       if (id < 0 || right < 0) continue; // merged meanwhile
-      const now = this.#pairs.get(id, ids[right] as number);
-      if (now < 0 || this.#merged[now] !== this.#merged[rank]) continue; // a neighbour changed meanwhile
-      const both = this.#merged[rank] as number;
+      const now = this.#rank(id, ids[right] as number);
+      if (now < 0 || merged[now] !== merged[rank]) continue; // a neighbour changed meanwhile
+      const both = merged[rank] as number;
       const after = next[right] as number;
       ids[at] = both;
       ids[right] = -1;
@@ -160,7 +157,12 @@ export class BytePairs {
 
   /** Equal ranks merge from the left. */
   #offer(heap: Heap, at: number, left: number, right: number): void {
-    const rank = this.#pairs.get(left, right);
+    const rank = this.#rank(left, right);
     if (rank >= 0) heap.push(rank * POSITIONS + at);
+  }
+  /** -1 when the two do not merge. */
+  #rank(left: number, right: number): number {
+    const slot = slotOf(this.#tables, left, right);
+    return this.#tables.lefts[slot] === -1 ? -1 : (this.#tables.ranks[slot] as number);
   }
 }

@@ -46,6 +46,7 @@ export class ModuleStore {
     let module = this.#compiling.get(name);
     if (module === undefined) {
       module = this.#compile(name);
+      module.catch(() => undefined); // the component awaits one after the other; the first that fails is reported
       this.#compiling.set(name, module);
     }
     return module;

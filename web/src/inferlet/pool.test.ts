@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
-import type { FromInferlet, ToInferlet } from "../messages.js";
+import type { FromInferlet, SharedParts, ToInferlet } from "../messages.js";
 import { InferletPool, type PoolOptions, type WorkerLike } from "./pool.js";
 
 class ScriptedWorker implements WorkerLike {
@@ -43,20 +43,20 @@ function pool(options: Partial<PoolOptions> = {}): { pool: InferletPool; workers
 }
 
 const port = (): MessagePort => ({}) as MessagePort;
-const MODULES = { "a.wasm": {} as WebAssembly.Module };
+const SHARED = { modules: { "a.wasm": {} as WebAssembly.Module } } as unknown as SharedParts;
 const never = (): void => assert.fail("the run lost its worker");
 
-test("the first worker compiles, the others get its modules; one is kept ahead", async () => {
+test("the first worker makes what all need; one is kept ahead", async () => {
   const { pool: made, workers } = pool();
   assert.equal(workers.length, 1);
   made.attach(1, port(), never);
   made.attach(2, port(), never);
-  assert.equal(workers.length, 1, "nobody compiles twice");
-  workers[0]?.say({ kind: "ready", modules: MODULES });
+  assert.equal(workers.length, 1, "nobody makes it twice");
+  workers[0]?.say({ kind: "ready", shared: SHARED });
   await made.ready();
   assert.deepEqual(workers[0]?.runs, [1]);
   assert.equal(workers.length, 3, "one for the run that waits and one ahead");
-  assert.equal((workers[1]?.got[0] as { modules?: unknown }).modules, MODULES);
+  assert.equal((workers[1]?.got[0] as { shared?: unknown }).shared, SHARED);
   workers[1]?.say({ kind: "ready" });
   assert.deepEqual(workers[1]?.runs, [2]);
   made.dispose();
@@ -65,7 +65,7 @@ test("the first worker compiles, the others get its modules; one is kept ahead",
 
 test("a worker that ended clean serves again, one that did not is thrown away", () => {
   const { pool: made, workers, alive } = pool({ idle: 2 });
-  workers[0]?.say({ kind: "ready", modules: MODULES });
+  workers[0]?.say({ kind: "ready", shared: SHARED });
   const first = made.attach(1, port(), never);
   workers[0]?.say({ kind: "ended", run: 1, clean: true });
   first.release();
@@ -82,7 +82,7 @@ test("a worker that ended clean serves again, one that did not is thrown away", 
 
 test("a released run that had not ended loses its worker; a waiting one leaves the queue", () => {
   const { pool: made, workers } = pool({ most: 1 });
-  workers[0]?.say({ kind: "ready", modules: MODULES });
+  workers[0]?.say({ kind: "ready", shared: SHARED });
   const first = made.attach(1, port(), never);
   const second = made.attach(2, port(), never);
   made.attach(3, port(), never);
@@ -97,7 +97,7 @@ test("a released run that had not ended loses its worker; a waiting one leaves t
 
 test("more idle workers than wanted are given back", () => {
   const { pool: made, workers, alive } = pool({ idle: 1 });
-  workers[0]?.say({ kind: "ready", modules: MODULES });
+  workers[0]?.say({ kind: "ready", shared: SHARED });
   for (const run of [1, 2, 3]) made.attach(run, port(), never);
   for (const worker of workers.slice(1)) worker.say({ kind: "ready" });
   for (const [index, run] of [1, 2, 3].entries()) {
@@ -110,7 +110,7 @@ test("more idle workers than wanted are given back", () => {
 
 test("the watchdog ends a step that takes too long, and no other", async () => {
   const { pool: made, workers } = pool();
-  workers[0]?.say({ kind: "ready", modules: MODULES });
+  workers[0]?.say({ kind: "ready", shared: SHARED });
   workers[1]?.say({ kind: "ready" });
   const dead: string[] = [];
   made.attach(1, port(), (...why) => dead.push("one", ...why));
@@ -139,7 +139,7 @@ test("a worker that cannot start fails the runs that wait, and `ready`", async (
 
 test("a worker that crashes ends its run only", () => {
   const { pool: made, workers } = pool();
-  workers[0]?.say({ kind: "ready", modules: MODULES });
+  workers[0]?.say({ kind: "ready", shared: SHARED });
   const dead: string[] = [];
   made.attach(1, port(), (type) => dead.push(type));
   workers[0]?.onerror?.({ message: "out of memory" } as ErrorEvent);

@@ -1,7 +1,7 @@
 // The inferlet workers of a page: made ready ahead of time, one a run, watched, and thrown away when anything went wrong in them.
 
 import { errorFrom, type PieError } from "../errors.js";
-import type { FromInferlet, TextSpec, ToInferlet } from "../messages.js";
+import type { FromInferlet, SharedParts, TextSpec, ToInferlet } from "../messages.js";
 
 /** The part of a Worker that the pool uses. */
 export interface WorkerLike {
@@ -63,7 +63,7 @@ export class InferletPool {
   readonly #makeWorker: (base: string) => WorkerLike;
   readonly #entries = new Set<Entry>();
   readonly #queue: Job[] = [];
-  #modules: Readonly<Record<string, WebAssembly.Module>> | null = null;
+  #shared: SharedParts | null = null;
   #timer: ReturnType<typeof setInterval> | null = null;
   #looked = 0;
   #pings = 0;
@@ -85,7 +85,7 @@ export class InferletPool {
   /** Resolves when a worker is ready, rejects when none can be brought up. */
   async ready(): Promise<void> {
     while (!this.#disposed) {
-      if (this.#modules !== null) return;
+      if (this.#shared !== null) return;
       if (this.#failure !== null) throw this.#failure;
       await new Promise<void>((resolve) => this.#waiters.add(resolve));
     }
@@ -119,17 +119,17 @@ export class InferletPool {
     this.#entries.add(entry);
     worker.onmessage = ({ data }) => this.#receive(entry, data);
     worker.onerror = (event) => this.#die(entry, "WorkerFailed", `the inferlet's worker failed: ${event.message || "it could not be loaded"}`);
-    const init = { kind: "init", base: this.#base, text: this.#text } as const;
-    worker.postMessage(this.#modules === null ? init : { ...init, modules: this.#modules });
+    const init = { kind: "init", base: this.#base } as const;
+    worker.postMessage(this.#shared === null ? { ...init, text: this.#text } : { ...init, text: "", shared: this.#shared });
     return entry;
   }
 
-  /** Keep one ready beyond what is asked for. Until the first worker has compiled the component the others wait for its modules. */
+  /** Keep one ready beyond what is asked for. The others wait for what the first worker makes for all. */
   #refill(): void {
     if (this.#disposed || this.#failure !== null) return;
     const states = [...this.#entries].map((entry) => entry.state);
     const ahead = states.filter((state) => state !== "running").length;
-    const wanted = this.#modules === null ? 1 : 1 + this.#queue.length;
+    const wanted = this.#shared === null ? 1 : 1 + this.#queue.length;
     for (let missing = Math.min(wanted - ahead, this.#most - states.length); missing > 0; missing--) this.#start();
   }
 
@@ -137,7 +137,7 @@ export class InferletPool {
     if (entry.state === "dead") return;
     switch (message.kind) {
       case "ready":
-        if (message.modules !== undefined) this.#modules ??= message.modules;
+        if (message.shared !== undefined) this.#shared ??= message.shared;
         entry.state = "idle";
         this.#wake();
         this.#assign();
@@ -154,7 +154,7 @@ export class InferletPool {
         break;
       case "failed": {
         const error = errorFrom(message.error);
-        if (this.#modules === null) this.#failure = error;
+        if (this.#shared === null) this.#failure = error;
         this.#die(entry, "WorkerFailed", `the inferlet's worker could not start: ${error.message}`);
         break;
       }
@@ -214,7 +214,7 @@ export class InferletPool {
       job.ended = true;
       job.onDead(type, message);
     }
-    if (starting && this.#modules === null) {
+    if (starting && this.#shared === null) {
       this.#failure ??= errorFrom({ name: "LoadError", message });
       this.#abandon(message);
     } else this.#assign();

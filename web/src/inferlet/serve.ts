@@ -5,7 +5,7 @@ import type { FromInferlet, ToInferlet } from "../messages.js";
 import { type Guest, ModuleStore, openGuest, type Transpiled } from "./guest.js";
 import { MEMORY_BYTES } from "./limits.js";
 import { type Port, Session } from "./session.js";
-import { loadText, type TextService } from "./text.js";
+import { textService, type TextTables, textTables } from "./text.js";
 
 type Init = Extract<ToInferlet, { kind: "init" }>;
 type Attach = Extract<ToInferlet, { kind: "attach" }>;
@@ -13,7 +13,7 @@ type Attach = Extract<ToInferlet, { kind: "attach" }>;
 interface Booted {
   readonly component: Transpiled;
   readonly modules: ModuleStore;
-  readonly text: TextService;
+  readonly text: TextTables;
 }
 
 export class InferletWorker {
@@ -40,9 +40,8 @@ export class InferletWorker {
   async #init(message: Init): Promise<void> {
     this.#booted = boot(message);
     this.#instance = this.#open(this.#booted);
-    const { modules } = await this.#booted;
-    await this.#instance;
-    this.#post(message.modules === undefined ? { kind: "ready", modules: await modules.all() } : { kind: "ready" });
+    const [{ modules, text }] = await Promise.all([this.#booted, this.#instance]);
+    this.#post(message.shared === undefined ? { kind: "ready", shared: { modules: await modules.all(), text } } : { kind: "ready" });
   }
 
   async #open(booted: Promise<Booted>): Promise<Guest> {
@@ -54,7 +53,7 @@ export class InferletWorker {
     if (this.#booted === null || this.#instance === null) throw new Error("attach came before init, or during a run");
     const [{ text }, guest] = await Promise.all([this.#booted, this.#instance]);
     this.#instance = null;
-    this.#session = new Session(port as unknown as Port, guest, text, (clean) => this.#ended(run, clean));
+    this.#session = new Session(port as unknown as Port, guest, textService(text), (clean) => this.#ended(run, clean));
   }
 
   #ended(run: number, clean: boolean): void {
@@ -75,8 +74,9 @@ export class InferletWorker {
   }
 }
 
-async function boot({ base, text, modules }: Init): Promise<Booted> {
+async function boot({ base, text, shared }: Init): Promise<Booted> {
   const folder = new URL("component/", base).href;
-  const component = (await import(/* @vite-ignore */ `${folder}component.js`)) as Transpiled;
-  return { component, modules: new ModuleStore(folder, MEMORY_BYTES, modules), text: loadText(text) };
+  const loading = import(/* @vite-ignore */ `${folder}component.js`) as Promise<Transpiled>;
+  const modules = new ModuleStore(folder, MEMORY_BYTES, shared?.modules);
+  return { component: await loading, modules, text: shared?.text ?? textTables(text) };
 }

@@ -5,9 +5,9 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { Chat } from "./chat.js";
 import { ChatTemplate, MAX_SOURCE } from "./template.js";
-import { loadText } from "./text.js";
+import { textService, textTables } from "./text.js";
 import { TemplateError, TextError } from "./text_errors.js";
-import { MAX_CHARS, TokenizerOf, type TokenizerSpec } from "./tokenizer.js";
+import { MAX_CHARS, TokenizerOf, type TokenizerSpec, tokenizerTables } from "./tokenizer.js";
 
 interface Outcome {
   value?: unknown;
@@ -35,7 +35,7 @@ interface Fixtures {
 const file = process.env["PIE_TEXT_FIXTURES"];
 const needs = { skip: file === undefined && "PIE_TEXT_FIXTURES is not set: pytest tests/web/test_node.py sets it" };
 const fixtures = file === undefined ? null : (JSON.parse(readFileSync(file, "utf8")) as Fixtures);
-const tokenizer = fixtures === null ? null : new TokenizerOf(fixtures.text.spec);
+const tokenizer = fixtures === null ? null : new TokenizerOf(structuredClone(tokenizerTables(fixtures.text.spec)));
 
 function given(): { fixtures: Fixtures; tokenizer: TokenizerOf } {
   assert(fixtures !== null && tokenizer !== null);
@@ -106,7 +106,7 @@ test("long runs do not blow up", needs, () => {
 
 test("golden conversations", needs, () => {
   const { fixtures } = given();
-  const service = loadText(JSON.stringify(fixtures.text));
+  const service = textService(structuredClone(textTables(JSON.stringify(fixtures.text))));
   assert.equal(fixtures.golden_chats.length, 3);
   for (const { question, text, ids } of fixtures.golden_chats) {
     const messages = [{ role: "user", content: question }];

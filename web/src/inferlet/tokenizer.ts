@@ -1,6 +1,6 @@
 // The checkpoint's tokenizer from the engine's TokenizerSpec: byte-level BPE with the same ids and texts as the server's.
 
-import { BytePairs } from "./bpe.js";
+import { BytePairs, type PairTables, pairTables } from "./bpe.js";
 import { characters } from "./ops.js";
 import { TokenizerError } from "./text_errors.js";
 
@@ -37,29 +37,48 @@ interface PreTokenizer {
 const BYTE_LEVEL =
   /'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\p{White_Space}\p{L}\p{N}]+|\p{White_Space}+(?!\P{White_Space})|\p{White_Space}+/gu;
 
-export class TokenizerOf {
-  readonly #pairs: BytePairs;
-  readonly #splits: readonly RegExp[];
-  /** Added tokens that are no special ones are found in plain text; templates look special ones up in `specials`. */
-  readonly #added: ReadonlyMap<string, number>;
-  readonly #addedPattern: RegExp | null;
-  readonly #bytes: Uint8Array; // of all tokens, one after the other
-  readonly #offsets: Uint32Array;
+/** A tokenizer as plain arrays, which cost a new worker nothing: made once from the spec, handed to the others. */
+export interface TokenizerTables {
+  readonly pairs: PairTables;
+  /** Each splits the pieces of the one before. */
+  readonly splits: readonly RegExp[];
+  /** Added tokens that are no special ones are found in plain text; templates look special ones up in the spec's `specials`. */
+  readonly added: ReadonlyMap<string, number>;
+  readonly addedPattern: RegExp | null;
+  /** The bytes of all tokens, one after the other, and where each begins. */
+  readonly bytes: Uint8Array;
+  readonly offsets: Uint32Array;
+}
 
-  constructor({ tokenizer }: TokenizerSpec) {
-    const { model, added_tokens: added } = tokenizer;
-    if (model.type !== "BPE") throw new TokenizerError(`tokenizer kind '${model.type}' is not supported in the page; known: 'BPE'`);
-    const vocab = new Map(Object.entries(model.vocab));
-    const alphabet = byteAlphabet();
-    this.#pairs = new BytePairs(byteIds(vocab, alphabet), mergesOf(vocab, model.merges));
-    this.#splits = splitsOf(tokenizer.pre_tokenizer);
-    this.#added = new Map(added.filter((token) => !token.special).map(({ content, id }) => [content, id]));
-    this.#addedPattern = alternatives([...this.#added.keys()]);
-    [this.#bytes, this.#offsets] = tokenTable(vocab, alphabet, new Set(added.map((token) => token.content)));
+/** Throws TokenizerError for a kind that this file does not know. */
+export function tokenizerTables({ tokenizer }: TokenizerSpec): TokenizerTables {
+  const { model, added_tokens: tokens } = tokenizer;
+  if (model.type !== "BPE") throw new TokenizerError(`tokenizer kind '${model.type}' is not supported in the page; known: 'BPE'`);
+  const vocab = new Map(Object.entries(model.vocab));
+  const alphabet = byteAlphabet();
+  const added = new Map(tokens.filter((token) => !token.special).map(({ content, id }) => [content, id]));
+  const [bytes, offsets] = tokenTable(vocab, alphabet, new Set(tokens.map((token) => token.content)));
+  return {
+    pairs: pairTables(byteIds(vocab, alphabet), mergesOf(vocab, model.merges)),
+    splits: splitsOf(tokenizer.pre_tokenizer),
+    added,
+    addedPattern: alternatives([...added.keys()]),
+    bytes,
+    offsets,
+  };
+}
+
+export class TokenizerOf {
+  readonly #tables: TokenizerTables;
+  readonly #pairs: BytePairs;
+
+  constructor(tables: TokenizerTables) {
+    this.#tables = tables;
+    this.#pairs = new BytePairs(tables.pairs);
   }
 
   get vocabSize(): number {
-    return this.#offsets.length - 1;
+    return this.#tables.offsets.length - 1;
   }
 
   /** Ids of plain text: nothing is added, special tokens in it stay text. Throws TokenizerError over MAX_CHARS and for lone surrogates. */
@@ -71,9 +90,10 @@ export class TokenizerOf {
     const lone = loneSurrogate(text);
     if (lone !== null) throw new TokenizerError(`character ${lone} of the text is a lone surrogate, which is no Unicode text`);
     const ids: number[] = [];
-    for (const piece of this.#addedPattern === null ? [text] : text.split(this.#addedPattern)) {
-      const added = this.#added.get(piece);
-      if (added !== undefined) ids.push(added);
+    const { added, addedPattern } = this.#tables;
+    for (const piece of addedPattern === null ? [text] : text.split(addedPattern)) {
+      const id = added.get(piece);
+      if (id !== undefined) ids.push(id);
       else if (piece !== "") this.#encodePlain(piece, 0, ids);
     }
     return ids;
@@ -81,7 +101,7 @@ export class TokenizerOf {
 
   /** Apply the splits from `depth` on, each within the pieces of the one before. */
   #encodePlain(text: string, depth: number, ids: number[]): void {
-    const split = this.#splits[depth];
+    const split = this.#tables.splits[depth];
     if (split === undefined) {
       this.#pairs.encode(text, ids);
       return;
@@ -109,11 +129,12 @@ export class TokenizerOf {
 
   /** The bytes that one id stands for. Throws TokenizerError for an unknown id. */
   tokenBytes(id: number): Uint8Array {
-    const end = this.#offsets[id + 1];
+    const { bytes, offsets } = this.#tables;
+    const end = offsets[id + 1];
     if (id < 0 || end === undefined) {
       throw new TokenizerError(`token id ${id} is outside the vocabulary; ids are 0 to ${this.vocabSize - 1}`);
     }
-    return this.#bytes.subarray(this.#offsets[id], end);
+    return bytes.subarray(offsets[id], end);
   }
 }
 
