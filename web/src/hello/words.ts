@@ -56,7 +56,7 @@ export function errorText(error: PieError | Error): ErrorText {
 }
 
 const TITLES: Readonly<Record<string, string>> = {
-  LoadError: "The model could not be loaded",
+  LoadError: "Loading failed",
   NetworkError: "The network failed",
   IntegrityError: "The model's file is not the right one",
   StorageError: "The browser's storage failed",
@@ -68,6 +68,6 @@ const TITLES: Readonly<Record<string, string>> = {
 
 function sentence(text: string): string {
   if (text === "") return "";
-  const start = text[0]!.toUpperCase() + text.slice(1);
+  const start = /^[a-z]+[ ,]/.test(text) ? text[0]!.toUpperCase() + text.slice(1) : text; // not a URL
   return /[.!?]$/.test(start) ? start : `${start}.`;
 }

@@ -30,13 +30,26 @@ export class Runs {
     void engine.failed.then(() => this.close());
   }
 
-  /** Have a worker with the language component ready. */
+  /** Have a worker with the language component ready. Raises LoadError when none can be brought up; the next call tries anew. */
   async prepare(): Promise<void> {
-    await this.#workers().ready();
+    await this.#ready();
   }
 
   /** JSON text of the inferlet's result. Raises InferletError, Cancelled, PieError, and what `message` or `log` throw. */
-  run({ source, name, input, message, log, signal }: RunRequest): Promise<string> {
+  async run(request: RunRequest): Promise<string> {
+    const pool = await unless(this.#ready(), [
+      [request.signal, cancelled],
+      [this.#closing.signal, () => this.#gone()],
+    ]);
+    return this.#run(pool, request);
+  }
+
+  /** Why nothing runs any more. */
+  #gone(): PieError {
+    return this.#engine.failure ?? new Cancelled("the run ended with its Pie, which was disposed");
+  }
+
+  #run(pool: InferletPool, { source, name, input, message, log, signal }: RunRequest): Promise<string> {
     const run = ++this.#count;
     const { port1, port2 } = new MessageChannel();
     const closing = this.#closing.signal;
@@ -56,8 +69,8 @@ export class Runs {
         lease?.release();
         reject(error as Error);
       };
-      const cancel = (): void => abort(new Cancelled("the run was cancelled"));
-      const close = (): void => abort(this.#engine.failure ?? new Cancelled("the run ended with its Pie, which was disposed"));
+      const cancel = (): void => abort(cancelled());
+      const close = (): void => abort(this.#gone());
       /** What the caller's code throws ends its run. */
       const guarded = (tell: () => void): void => {
         try {
@@ -68,6 +81,8 @@ export class Runs {
       };
       signal?.addEventListener("abort", cancel, { once: true });
       closing.addEventListener("abort", close, { once: true });
+      if (signal?.aborted) return cancel();
+      if (closing.aborted) return close();
 
       this.#engine.start(run, port1, source, name, input, {
         message: (value) => guarded(() => message(value)),
@@ -84,7 +99,7 @@ export class Runs {
         },
       });
       if (over) return;
-      lease = this.#workers().attach(run, port2, (type, why) => this.#engine.end(run, type, why));
+      lease = pool.attach(run, port2, (type, why) => this.#engine.end(run, type, why));
     });
   }
 
@@ -95,8 +110,32 @@ export class Runs {
     this.#pool = null;
   }
 
-  #workers(): InferletPool {
+  async #ready(): Promise<InferletPool> {
     if (this.#closing.signal.aborted) throw new PieError("this Pie was disposed: load another");
-    return (this.#pool ??= new InferletPool({ base: this.#base, text: this.#engine.text }));
+    const pool = (this.#pool ??= new InferletPool({ base: this.#base, text: this.#engine.text }));
+    try {
+      await pool.ready();
+    } catch (error) {
+      pool.dispose();
+      if (this.#pool === pool) this.#pool = null;
+      throw error;
+    }
+    return pool;
   }
+}
+
+function cancelled(): Cancelled {
+  return new Cancelled("the run was cancelled");
+}
+
+/** What `work` gives, or a signal's error as soon as that is aborted. */
+function unless<T>(work: Promise<T>, signals: readonly (readonly [AbortSignal | undefined, () => PieError])[]): Promise<T> {
+  return new Promise((resolve, reject) => {
+    const settled = new AbortController();
+    for (const [signal, reason] of signals) {
+      if (signal?.aborted) reject(reason());
+      signal?.addEventListener("abort", () => reject(reason()), { signal: settled.signal });
+    }
+    work.then(resolve, reject).finally(() => settled.abort());
+  });
 }
