@@ -114,7 +114,8 @@ def _print_ready(url: str, service: Service) -> None:
     print("try:")
     print(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
     print(f'  {command} run inferlet_sdk/examples/hello.py --prompt "The capital of France is"')
-    print(f"  curl {url}/health", flush=True)
+    print(f"  curl {url}/health")
+    print(f"  {url}/hello in a browser: the same engine in the page", flush=True)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
