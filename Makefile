@@ -28,7 +28,7 @@ test: $(VENV)/.stamp-dev system-packages ## Set up and run the tests (ARGS="-k n
 lint: $(VENV)/.stamp-dev ## Check style and types
 	@$(BIN)/ruff check .
 	@mkdir -p build/mypy && ln -sfn ../../server build/mypy/pie_server
-	@MYPYPATH=build/mypy $(BIN)/mypy -p pie_core -p kernels_wgsl -p pie_server
+	@MYPYPATH=build/mypy:web/python $(BIN)/mypy -p pie_core -p kernels_wgsl -p pie_server -p pie_web
 	@$(PAGE) --check
 
 # Each prints its table; --device webgpu is the software rasteriser where there is no GPU.
