@@ -1,6 +1,6 @@
 // What an inferlet worker does with the main thread's messages; `worker.ts` and the tests connect it to a realm.
 
-import { errorData } from "../errors.js";
+import { errorData, NetworkError } from "../errors.js";
 import type { FromInferlet, ToInferlet } from "../messages.js";
 import { type Guest, ModuleStore, openGuest, type Transpiled } from "./guest.js";
 import { MEMORY_BYTES } from "./limits.js";
@@ -76,7 +76,15 @@ export class InferletWorker {
 
 async function boot({ base, text, shared }: Init): Promise<Booted> {
   const folder = new URL("component/", base).href;
-  const loading = import(/* @vite-ignore */ `${folder}component.js`) as Promise<Transpiled>;
+  const loading = loadComponent(`${folder}component.js`);
   const modules = new ModuleStore(folder, MEMORY_BYTES, shared?.modules);
   return { component: await loading, modules, text: shared?.text ?? textTables(text) };
+}
+
+async function loadComponent(url: string): Promise<Transpiled> {
+  try {
+    return (await import(/* @vite-ignore */ url)) as Transpiled;
+  } catch (error) {
+    throw new NetworkError(`the language component could not be fetched from ${url}`, { cause: error });
+  }
 }
