@@ -25,6 +25,8 @@ class Settings(BaseSettings):
     poem: Path | None = Field(None, description="a model file that replaces the built-in one of this architecture")
     kv_pool_mb: int = Field(512, ge=1, le=1 << 20, description="MB (2^20 bytes) of KV cache on the device")
 
+    page: Path | None = Field(None, description="folder of the page's files; None is the one built for the present sources")
+
     max_body_mb: float = Field(8.0, gt=0, le=1024, description="largest request body in MB (2^20 bytes)")
     max_concurrent: int = Field(64, ge=1, le=4096, description="inference requests at one time; more get 429")
     retry_after_s: int = Field(1, ge=1, le=3600, description="seconds told to clients that come too early or too many")
