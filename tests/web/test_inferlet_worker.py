@@ -86,7 +86,7 @@ def test_texts_are_answered_beside_the_inferlet(pool: Page, tokenizer: HfTokeniz
     ]
 
 
-AUTHOR: list[tuple[str, str, int | None, str]] = [
+AUTHOR: list[tuple[str, str, int | None, str]] = [  # source, type, line (None: any), part of the message
     ("async def main(i):\n    x = 1\n    return 1 / 0", "ZeroDivisionError", 3, "division"),
     ("async def main(i):\n    x = (\n", "SyntaxError", 2, "never closed"),
     ("x = 1", "MainMissing", None, "main"),
@@ -105,7 +105,8 @@ def test_errors_of_the_author_have_a_type_and_a_line(pool: Page) -> None:
         ended = run(pool, source)
         assert "answer" in ended, (source, ended)
         error = ended["answer"]["e"]
-        assert (error["type"], error["file"], error["line"]) == (kind, "program.py", line), error
+        assert (error["type"], error["file"]) == (kind, "program.py"), error
+        assert line is None or error["line"] == line, error
         assert words in error["message"]
 
 

@@ -143,6 +143,7 @@ test("the seed's example", needs, async () => {
   assert(clean);
 });
 
+// source, type, line (null: any), message
 for (const [source, type, line, message] of [
   ["async def main(i):\n    x = 1\n    return 1 / 0", "ZeroDivisionError", 3, /division/],
   ["async def main(i):\n    x = (\n", "SyntaxError", 2, /never closed/],
@@ -164,7 +165,7 @@ for (const [source, type, line, message] of [
     const { answers, fault } = await run(python, source);
     assert.equal(fault, null);
     const { e } = answers.at(-1) as { e: { type: string; file: string; line: number | null; message: string } };
-    assert.deepEqual([e.type, e.file, e.line], [type, "program.py", line]);
+    assert.deepEqual([e.type, e.file, line === null ? null : e.line], [type, "program.py", line]);
     assert.match(e.message, message);
   });
 }
