@@ -1,0 +1,179 @@
+"""One `pie serve` and one Chromium for the session; pages of /hello over the default model or a tiny one; nothing may leave the origin."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, Request, Route
+
+from pie_server.build.web import web_assets
+from tests.server.conftest import pie_serve
+from tests.support.tiny_gguf import write_tiny_gguf
+from tests.web.browser import chromium
+
+READY_MS = 120_000  # on a busy machine
+TINY = {"layers": 2, "context": 512, "seed": 3, "vocab": 400}
+TINY_URL = "/models/tiny/manifest.json"
+KINDS = ("cpu", "webgpu")
+
+RUN = """async ([source, input]) => {
+  const messages = [], logs = [];
+  try {
+    const value = await window.pieHello.pie.run(source, {input, onMessage: (m) => messages.push(m), onLog: (l, t) => logs.push([l, t])});
+    return {value, messages, logs};
+  } catch (error) {
+    const {name, message, type, line, file, traceback} = error;
+    return {error: {name, message, type, line, file, traceback}, messages, logs};
+  }
+}"""
+
+
+@dataclass
+class Tab:
+    """A page with what it asked the network for."""
+
+    page: Page
+    origin: str
+    requests: list[Request] = field(default_factory=list)
+    console: list[str] = field(default_factory=list)
+
+    def hello(self, device: str = "cpu", model: str | None = None, *, ready: bool = True) -> Tab:
+        """Open /hello; wait until the model is loaded."""
+        query = f"?device={device}" + (f"&model={model}" if model else "")
+        self.page.goto(f"{self.origin}/hello{query}")
+        if ready:
+            self.wait("ready")
+        return self
+
+    def at(self, name: str) -> Any:
+        """The element with this data-testid."""
+        return self.page.get_by_test_id(name)
+
+    def wait(self, state: str, timeout: float = READY_MS) -> None:
+        """Until the load is in this state; fails with what the page says when the load failed instead."""
+        ends = [state, "failed"]
+        self.page.wait_for_function(
+            "ends => ends.includes(document.querySelector('[data-testid=status]').dataset.state)", arg=ends, timeout=timeout
+        )
+        found = self.at("status").get_attribute("data-state")
+        said = f"{self.at('error-type').text_content()}: {self.at('error-message').text_content()} {self.console[-5:]}"
+        assert found == state, f"the load is {found}, wanted {state}: {said}"
+
+    def run(self, source: str, input: Any = None) -> dict[str, Any]:
+        """Run an inferlet through the API behind the page: {value | error, messages, logs}."""
+        found: dict[str, Any] = self.page.evaluate(RUN, [source, {} if input is None else input])
+        return found
+
+    def value(self, source: str, input: Any = None) -> Any:
+        """What an inferlet returns; fails when it fails."""
+        found = self.run(source, input)
+        assert "error" not in found, found["error"]
+        return found["value"]
+
+    def engine(self) -> dict[str, float]:
+        """The engine's counters."""
+        found: dict[str, float] = self.page.evaluate("window.pieHello.pie.stats().then((s) => s.engine)")
+        return found
+
+    def asked(self, part: str) -> list[Request]:
+        """The requests whose URL contains `part`."""
+        return [request for request in self.requests if part in request.url]
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """A random checkpoint that the browser gets from here, as if the server had it."""
+
+    path: Path
+
+    @property
+    def data(self) -> bytes:
+        return self.path.read_bytes()
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return {"name": "tiny", "file": "tiny.gguf", "size": len(self.data), "sha256": hashlib.sha256(self.data).hexdigest()}
+
+    def serve(self, context: BrowserContext, **changes: Any) -> None:
+        """Answer its requests in this context; `changes` go into the manifest."""
+
+        def manifest(route: Route) -> None:
+            route.fulfill(status=200, content_type="application/json", body=json.dumps({**self.manifest, **changes}))
+
+        def file(route: Route) -> None:
+            etag = f'"{self.manifest["sha256"]}"'
+            route.fulfill(status=200, content_type="application/octet-stream", headers={"ETag": etag}, body=self.data)
+
+        context.route(re.compile(r"^[^?]*/models/tiny/manifest\.json$"), manifest)
+        context.route(re.compile(r"^[^?]*/models/tiny/tiny\.gguf$"), file)
+
+
+@pytest.fixture(scope="session")
+def origin() -> Iterator[str]:
+    """The server: the default model on the cpu device, and the page."""
+    web_assets()
+    with pie_serve("--device", "cpu", "--kv-pool-mb", "64") as server:
+        try:
+            urllib.request.urlopen(f"{server.url}/hello", timeout=30).close()
+        except urllib.error.HTTPError:  # somebody saved a file since: build again, the server then takes that
+            web_assets()
+            urllib.request.urlopen(f"{server.url}/hello", timeout=30).close()
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return TinyModel(write_tiny_gguf(tmp_path_factory.mktemp("e2e") / "tiny.gguf", **TINY))  # type: ignore[arg-type]
+
+
+OpenContext = Callable[..., tuple[BrowserContext, Callable[[], Tab]]]
+
+
+@pytest.fixture(scope="module")
+def contexts(browser: Browser, origin: str) -> Iterator[OpenContext]:
+    """(context, open a tab in it): fresh storage; at the end, every request of it must have stayed at the server."""
+    opened: list[tuple[BrowserContext, list[Request]]] = []
+
+    def make(*, service_workers: Any = "block", where: Browser | None = None, **options: Any) -> tuple[BrowserContext, Callable[[], Tab]]:
+        context = (where or browser).new_context(service_workers=service_workers, **options)
+        requests: list[Request] = []
+        opened.append((context, requests))
+        context.on("request", lambda request: requests.append(request))  # noqa: PLW0108  Playwright marks its handlers
+
+        def tab() -> Tab:
+            made = Tab(context.new_page(), origin, requests)
+            made.page.set_default_timeout(READY_MS)
+            made.page.on("console", lambda message: made.console.append(message.text))
+            made.page.on("pageerror", lambda error: made.console.append(str(error)))
+            return made
+
+        return context, tab
+
+    yield make
+    left = [request.url for _, requests in opened for request in requests if not request.url.startswith((origin, f"blob:{origin}"))]
+    for context, _ in opened:
+        context.close()
+    assert left == [], "requests that left the server's origin"
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def tiny_tab(request: pytest.FixtureRequest, contexts: OpenContext, tiny: TinyModel) -> Tab:
+    """/hello with the tiny model on each device, shared by the module."""
+    context, tab = contexts()
+    tiny.serve(context)
+    return tab().hello(request.param, TINY_URL)

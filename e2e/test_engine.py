@@ -1,0 +1,154 @@
+"""The engine in the page over a tiny model, on both devices: forks, batches, device-fed loops, cancels, endless programs, a lost device."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+
+from e2e.conftest import TINY_URL, OpenContext, Tab, TinyModel
+from e2e.programs import DEVICE_FED, ENDLESS, FORK, FORKS, GENERATE, HELLO, RAISES
+from pie_server.config import Settings
+from pie_server.service import Service
+from tests.web.browser import launch_options
+
+pytestmark = pytest.mark.timeout(300)
+PROMPT = [60, 61, 62, 63, 64]
+Native = Callable[[str, Any], Any]
+
+
+@pytest.fixture(scope="module")
+def native(tiny: TinyModel) -> Native:
+    """The same program on the server's cpu device: the same kernels, so the same tokens."""
+
+    async def run(source: str, input: Any) -> Any:
+        service = Service.from_settings(Settings(model=str(tiny.path), device="cpu", kv_pool_mb=8))
+        await service.load()
+        try:
+            return await service.run(source, "hello.py", input, _nobody)
+        finally:
+            await service.close()
+
+    @cache
+    def cached(source: str, input: str) -> Any:
+        with ThreadPoolExecutor(1) as thread:  # Playwright's own loop runs in this one
+            return thread.submit(asyncio.run, run(source, json.loads(input))).result()
+
+    return lambda source, input: cached(source, json.dumps(input))
+
+
+async def _nobody(_: Any) -> None:
+    pass
+
+
+PARITY = [
+    pytest.param(HELLO, {"prompt": "hello world"}, id="seed example"),
+    pytest.param(FORK, {"prompt": "hello world", "branches": 2, "max_tokens": 4, "seed": 7}, id="fork example"),
+    pytest.param(FORKS, {"prompt": PROMPT * 4, "firsts": [70, 71, 72], "n": 4}, id="forks"),
+    pytest.param(DEVICE_FED, {"prompt": PROMPT, "n": 12}, id="device-fed"),
+    pytest.param(GENERATE, {"prompt": list(range(40, 140)), "n": 4}, id="long prompt"),
+]
+
+
+@pytest.mark.parametrize(("source", "input"), PARITY)
+def test_a_program_returns_what_it_returns_on_the_server(tiny_tab: Tab, native: Native, source: str, input: Any) -> None:
+    assert tiny_tab.value(source, input) == native(source, input)
+
+
+def test_forks_equal_fresh_runs_of_the_same_tokens(tiny_tab: Tab) -> None:
+    found = tiny_tab.value(FORKS, {"prompt": PROMPT * 4, "firsts": [70, 71, 72], "n": 4})
+    assert found["forked"] == found["alone"] and len({tuple(g) for g in found["forked"]}) > 1
+
+
+def test_a_device_fed_loop_equals_one_through_the_host(tiny_tab: Tab) -> None:
+    fed = tiny_tab.value(DEVICE_FED, {"prompt": PROMPT, "n": 12})
+    assert fed["tokens"] == tiny_tab.value(GENERATE, {"prompt": PROMPT, "n": 12})["tokens"]
+
+
+def test_four_inferlets_at_once_equal_their_solo_runs_and_share_steps(tiny_tab: Tab) -> None:
+    inputs = [{"prompt": [*PROMPT, 80 + i], "n": 12} for i in range(4)]
+    alone = [tiny_tab.value(GENERATE, each)["tokens"] for each in inputs]
+    steps = []
+    for _ in range(4):  # a busy machine may be late for the scheduler's linger
+        before = tiny_tab.engine()
+        found = tiny_tab.page.evaluate(
+            "([source, inputs]) => Promise.all(inputs.map((input) => window.pieHello.pie.run(source, {input})))", [GENERATE, inputs]
+        )
+        after = tiny_tab.engine()
+        assert [each["tokens"] for each in found] == alone
+        assert after["pages_used"] == 0 and after["instances"] == 0
+        steps.append(after["steps"] - before["steps"])
+        if steps[-1] <= 36:
+            break
+    assert min(steps) <= 36, f"{steps} steps: 12 would do, 48 are no sharing at all"
+
+
+def test_cancel_frees_pages(tiny_tab: Tab) -> None:
+    ended = tiny_tab.page.evaluate(
+        """async ([source, input]) => {
+          const control = new AbortController(), {pie} = window.pieHello;
+          let sent = 0, held = 0;
+          const run = pie.run(source, {input, signal: control.signal, onMessage: () => { if (++sent === 3) control.abort(); }});
+          try { await run; return null; } catch (error) {
+            for (let i = 0; i < 100 && (held = (await pie.stats()).engine.pages_used) > 0; i++) await new Promise((r) => setTimeout(r, 50));
+            return {name: error.name, held};
+          }
+        }""",
+        [GENERATE, {"prompt": PROMPT, "n": 400, "send": True}],
+    )
+    assert ended == {"name": "Cancelled", "held": 0}
+    assert tiny_tab.engine()["instances"] == 0
+    assert tiny_tab.value(GENERATE, {"prompt": PROMPT, "n": 2})["tokens"]
+
+
+def test_an_error_of_the_program_names_its_line(tiny_tab: Tab) -> None:
+    found = tiny_tab.run(RAISES)
+    error = found["error"]
+    assert (error["name"], error["type"], error["message"], error["line"]) == ("InferletError", "ValueError", "what went wrong", 5)
+    assert found["messages"] == ["before"]
+
+
+def test_an_endless_program_is_ended_while_others_go_on(tiny_tab: Tab) -> None:
+    if "device=webgpu" in tiny_tab.page.url:
+        pytest.skip("the watchdog does not know the device; cpu is the harder case")
+    found = tiny_tab.page.evaluate(
+        """async ([endless, source, input]) => {
+          const {pie} = window.pieHello, started = performance.now();
+          const bad = pie.run(endless).then(() => null, ({name, type}) => ({name, type, ms: performance.now() - started}));
+          const good = [];
+          let ended = null;
+          bad.then((what) => { ended = what; });
+          while (ended === null && good.length < 500) good.push((await pie.run(source, {input})).tokens);
+          return {ended: await bad, good, after: (await pie.run(source, {input})).tokens};
+        }""",
+        [ENDLESS, GENERATE, {"prompt": PROMPT, "n": 4}],
+    )
+    assert found["ended"]["type"] == "CpuBudgetExceeded" and 5_000 < found["ended"]["ms"] < 60_000
+    assert len(found["good"]) >= 2 and all(tokens == found["after"] for tokens in found["good"])
+    assert tiny_tab.engine()["instances"] == 0
+
+
+def test_a_lost_gpu_process_is_an_error_in_words(browser: Browser, contexts: OpenContext, tiny: TinyModel) -> None:
+    own = browser.browser_type.launch(**launch_options())  # of its own: all tabs share the process
+    try:
+        context, tab = contexts(where=own)
+        tiny.serve(context)
+        page = tab().hello("webgpu", TINY_URL)
+        assert page.value(GENERATE, {"prompt": PROMPT, "n": 1})["tokens"]
+        own.new_browser_cdp_session().send("Browser.crashGpuProcess")
+        page.wait("failed")
+        assert page.at("error-type").text_content() == "The device is not available"
+        assert "WebGPU device is gone" in page.at("error-message").text_content()
+        assert page.at("run").is_disabled()
+        page.at("load").click()  # a new load finds the new GPU process
+        page.wait("ready")
+        assert page.value(GENERATE, {"prompt": PROMPT, "n": 1})["tokens"]
+        context.close()
+    finally:
+        own.close()
