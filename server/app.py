@@ -50,5 +50,5 @@ def create_app(backend: Backend, settings: Settings) -> web.Application:
     app.router.add_get("/metrics", metrics_page)
     openai.add_routes(app, settings)
     model_files.add_routes(app)
-    page.add_routes(app)
+    page.add_routes(app, settings.page)
     return app

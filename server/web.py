@@ -47,7 +47,7 @@ class Assets:
     async def file(self, name: str) -> Path | None:
         """The file of that name in the folder. Raises ApiError when nothing is built."""
         async with self._lock:
-            if not self._files:
+            if HELLO not in self._files:
                 try:
                     folder = await in_thread(self._find)
                 except BuildError as error:
@@ -55,6 +55,8 @@ class Assets:
                 if folder is None:
                     raise ApiError(503, "the page is not built for these sources; run `make web` and reload", code="page_not_built")
                 self._files = await in_thread(_index, folder)
+                if HELLO not in self._files:
+                    raise ApiError(503, f"there is no page: {folder} does not hold the files that `make web` builds", code="page_not_built")
         return self._files.get(name)
 
     async def etag(self, path: Path) -> str:
@@ -91,9 +93,9 @@ def accepted(header: str) -> set[str]:
 ASSETS: web.AppKey[Assets] = web.AppKey("assets", Assets)
 
 
-def add_routes(app: web.Application) -> None:
-    """GET /hello and /web/…"""
-    app[ASSETS] = Assets(built_assets)
+def add_routes(app: web.Application, folder: Path | None = None) -> None:
+    """GET /hello and /web/… from `folder`, by default the one built for the present sources."""
+    app[ASSETS] = Assets(built_assets if folder is None else lambda: folder)
 
     async def send(request: web.Request, name: str) -> web.StreamResponse:
         assets = request.app[ASSETS]

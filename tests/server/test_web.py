@@ -208,6 +208,15 @@ async def test_a_page_that_is_not_built(folder: Path, find: Callable[[], Path | 
         assert words in error["message"] and error["code"] == "page_not_built"
 
 
+async def test_a_folder_of_ones_own(folder: Path, tmp_path: Path) -> None:
+    for page, status in ((folder, 200), (tmp_path / "missing", 503)):
+        app = create_app(FakeBackend(), Settings(page=page))
+        async with TestClient(TestServer(app)) as client, client.get("/hello") as response:
+            assert response.status == status
+            if status == 503:
+                assert "does not hold the files" in (await response.json())["error"]["message"]
+
+
 async def test_a_page_built_after_the_start_is_found(folder: Path) -> None:
     answers: list[Path | None] = [None, folder]
     async with TestClient(TestServer(application(folder, lambda: answers.pop(0)))) as client:
