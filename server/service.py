@@ -129,7 +129,7 @@ class Service:
         limits = runner.limits
         self._card = replace(self._card, context=min(limits.context, limits.pages * PAGE_TOKENS))
         eos = tuple(text.spec["eos"])
-        facts = ModelFacts(self._card.name, limits.vocab, limits.hidden, self._card.context, eos)
+        facts = ModelFacts(self._card.name, limits.vocab, limits.hidden, self._card.context, eos, limits.pages)
         self._services = Services(facts, text.tokenizer, text.chat)
         self._engine = Engine(runner)
         self._engine.start()
@@ -172,7 +172,7 @@ class Service:
         if self._engine is None or self._sandbox is None or self._services is None:
             raise UserError("the model is not loaded")
         try:
-            process = Process(self._engine, self._services, name, on_log=on_log)
+            process = Process(self._engine, self._services, name, on_log=on_log, receives=False)
         except EngineError as err:
             raise InferletError(err.type_name, err.message) from err
         guest = self._sandbox.open(process.port)

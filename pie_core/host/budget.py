@@ -18,7 +18,7 @@ class Budget:
     cell_words: int = 1 << 22  # u32 words of all channel rings
     unread_bytes: int = 8 << 20  # sent and not yet read by the client
     output_bytes: int = 256 << 20  # sent in all
-    log_bytes: int = 1 << 20
+    log_bytes: int = 1 << 20  # characters of log() and print()
     inbox: int = 1024  # values of the client not yet received
     pages: int | None = None  # KV pages; None: the whole pool
 

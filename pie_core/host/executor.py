@@ -23,6 +23,11 @@ from pie_core.host.services import LogSink
 from pie_core.host.table import ChannelEntry
 from pie_core.host.wire import rejected, settled, value_json
 
+
+class Deadlock(EngineError):
+    """Nothing can bring what the inferlet waits for."""
+
+
 _logger = logging.getLogger(__name__)
 
 
@@ -36,12 +41,15 @@ class Executor:
         poke: Callable[[], None],
         sent: Callable[[Any, int], None],
         on_log: LogSink | None,
+        *,
+        receives: bool = True,
     ) -> None:
         self._instance = instance
         self._port = port
         self._poke = poke
         self._sent = sent
         self._on_log = on_log
+        self._receives = receives
         self._sets: dict[int, WorkingSet] = {}
         self._pipes: dict[int, Pipeline] = {}
         self._channels: dict[int, Channel] = {}
@@ -77,10 +85,22 @@ class Executor:
         """Whether an awaited future has settled."""
         return not self._settled.isdisjoint(awaited)
 
+    def refuse_receivers(self, awaited: set[int]) -> bool:
+        """Fail the awaited `receive`s of an inferlet that nobody can send to, in its own code, where the line is known and it may go
+        on. False when there are none."""
+        if self._receives:
+            return False
+        refused = [future for future in self._receivers if future in awaited]
+        for future in refused:
+            self._receivers.remove(future)
+            self._port.settled_futures += 1
+            self._reject(future, Deadlock("receive() waits for a message, and whoever started this run sends none"))
+        return bool(refused)
+
     def may_settle(self, awaited: set[int]) -> bool:
         """Whether an awaited future can still settle without the inferlet doing something."""
         outstanding = self._port.table.outstanding
-        waiting = [f for f in awaited if outstanding(f)]
+        waiting = [f for f in awaited if outstanding(f) and (self._receives or f not in self._receivers)]
         if not waiting:
             return False
         if any(f in self._timers or f in self._receivers for f in waiting):

@@ -125,7 +125,7 @@ class GuestPort:
     def _log(self, p: Payload) -> str:
         self._logged += len(p["text"])
         if self._logged > self._budget.log_bytes:
-            raise over("log", self._logged, self._budget.log_bytes, "log less")
+            raise over("characters printed and logged", self._logged, self._budget.log_bytes, "print() and log() less")
         self._post("log", p)  # in order with what else happens
         return ""
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
+from pie_core.device.protocol import PAGE_TOKENS
 from pie_core.engine.instance import InstanceLimits
 from pie_core.engine.loop import Engine
 from pie_core.eta.json_text import loads
@@ -43,7 +44,9 @@ class InferletFailed(Exception):
 
 
 class Process:
-    """One run of one inferlet. Make it on the engine's loop, open the guest over `port`, then `await run(guest, request)` once."""
+    """One run of one inferlet. Make it on the engine's loop, open the guest over `port`, then `await run(guest, request)` once.
+
+    `receives` is False where `deliver` is never called: then an inferlet that only waits in `receive` is told so."""
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class Process:
         tenant: str = "",
         budget: Budget | None = None,
         on_log: LogSink | None = None,
+        receives: bool = True,
     ) -> None:
         budget = budget or Budget()
         self._loop = asyncio.get_running_loop()
@@ -69,7 +73,7 @@ class Process:
         self._task: asyncio.Task[Any] | None = None
         self._cancelled: str | None = None
         self._ended = False
-        self._executor = Executor(self.instance, self.port, self._poke, self._sent, on_log)
+        self._executor = Executor(self.instance, self.port, self._poke, self._sent, on_log, receives=receives)
 
     def request(self, source: str, input: Any, name: str | None = None) -> dict[str, Any]:
         """The start request for `source`, with this model's facts."""
@@ -78,9 +82,12 @@ class Process:
             "source": source,
             "name": name or self._name,
             "input": input,
-            "model": {"name": model.name, "vocab": model.vocab, "hidden": model.hidden, "context": model.context, "eos": list(model.eos)},
+            "model": {
+                "name": model.name, "vocab": model.vocab, "hidden": model.hidden, "context": model.context, "eos": list(model.eos),
+                "pages": model.pages, "page_tokens": PAGE_TOKENS,
+            },
             "chat": {"prefix": self._services.chat.prefix()},
-        }
+        }  # fmt: skip
 
     async def run(self, guest: Guest, request: Mapping[str, Any]) -> Any:
         """Drive `guest` to its result (a JSON value). Raises InferletFailed; whatever happens, guest, pages and handles are freed."""
@@ -175,6 +182,8 @@ class Process:
             if executor.fault is not None:
                 raise InferletFailed("HostError", f"the host failed to carry out an op: {type(executor.fault).__name__}: {executor.fault}")
             if not executor.may_settle(awaited):
+                if executor.refuse_receivers(awaited):
+                    break
                 raise InferletFailed("Deadlock", "the inferlet waits for something that no pass, message or timer will bring")
             self._ready = self._loop.create_future()
             await self._ready

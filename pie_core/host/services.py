@@ -24,13 +24,15 @@ class Chat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a guest is told of the model. `eos`: the checkpoint's stop ids, maybe several."""
+    """What a guest is told of the model. `eos`: the checkpoint's stop ids, maybe several. `pages`: KV pages of PAGE_TOKENS tokens that
+    all inferlets share, 0 where the host does not tell; `context` is never more than fits into them."""
 
     name: str
     vocab: int
     hidden: int
     context: int
     eos: tuple[int, ...] = ()
+    pages: int = 0
 
 
 @dataclass(frozen=True, slots=True)

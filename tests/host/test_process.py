@@ -171,6 +171,10 @@ async def takes_what_nobody_puts(api: Api, _: Any) -> None:
     await api.future("ch.take", ch=api.new("ch", dtype="i32", host="reader"))
 
 
+async def only_receives(api: Api, _: Any) -> None:
+    await api.future("receive")
+
+
 async def prompt_over_the_context(api: Api, _: Any) -> None:
     await api.submit(api.new("pipe"), api.new("ws"), [1] * 513, api.program(GREEDY.program.text))[0]
 
@@ -232,7 +236,8 @@ class BrokenGuest:
 
 @pytest.mark.parametrize(
     ("answer", "kind"),
-    [("not json", "JSONDecodeError"), ("[]", "GuestFault"), ('{"s":"napping"}', "GuestFault"), ('{"s":"failed","e":3}', "GuestFault"),
+    [("not json", "JSONDecodeError"), ('{"s":"done","r":"\\ud800"}', "ValueError"),
+     ("[]", "GuestFault"), ('{"s":"napping"}', "GuestFault"), ('{"s":"failed","e":3}', "GuestFault"),
      (MemoryError("trap"), "MemoryError")],
 )  # fmt: skip
 async def test_a_broken_guest_fails_typed(answer: str | Exception, kind: str) -> None:
@@ -281,6 +286,29 @@ async def test_messages_end_with_a_failing_inferlet() -> None:
         assert [m async for m in process.messages()] == [1]
         with pytest.raises(InferletFailed, match="after one message"):
             await task
+
+
+async def test_who_only_receives_where_nobody_sends_is_told() -> None:
+    async with running(FakeRunner()) as engine:
+        with pytest.raises(InferletFailed, match="whoever started this run sends none") as caught:
+            await run(engine, only_receives, receives=False)
+        assert caught.value.type == "Deadlock"
+        assert caught.value.line == 7, "it is raised in the author's code"
+
+
+async def test_a_receive_beside_other_work_does_no_harm_where_nobody_sends() -> None:
+    async def script(api: Api, _: Any) -> list[Any]:
+        message = api.future("receive")
+        prog, pipe, ws = api.program(GREEDY.program.text), api.new("pipe"), api.new("ws")
+        token = await api.submit(pipe, ws, [3], prog)[0]
+        await api.future("sleep", ms=1)
+        with pytest.raises(HostError) as caught:
+            await message
+        return [token, caught.value.type, await api.submit(pipe, ws, [token], prog)[0]]
+
+    async with running(FakeRunner()) as engine:
+        first, second = generate([3], 2)
+        assert await run(engine, script, receives=False) == [first, "Deadlock", second]
 
 
 async def test_a_process_runs_once() -> None:

@@ -278,6 +278,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("fwd.state([ws], 'folding')", "UsageError", "StateGeometry.folding()"),
     ("ws.drop(); fwd.state([ws])", "UsageError", "dropped"),
     (f"{READY}; ws.drop(); pipe.submit(fwd)", "UsageError", "dropped"),
+    ("fwd.state([ws], None)", "UsageError", "geometry is None; use StateGeometry.folding()"),
     ("StateGeometry.folding(window=0)", "UsageError", "window is 0"),
     ("StateGeometry.folding(sinks=4)", "UsageError", "without a window"),
     ("fwd.read(3)", "UsageError", "positions is 3"),
@@ -319,14 +320,27 @@ WRONG: list[tuple[str, str, str]] = [
     ("ws.commit('all')", "UsageError", "'all'"),
     ("ws.truncate(-1)", "UsageError", "n is -1"),
     ("ws.fork(ws)", "UsageError", "Pipeline"),
-    ("model.encode(3)", "UsageError", "3"),
+    ("model.encode(3)", "UsageError", "text is 3; use a str (`pie run` passes the text 5, not the number, as --key:str 5)"),
+    ("model.encode('a\\ud800')", "UsageError", "encode: text holds a lone surrogate (U+D800 at character 1)"),
+    ("chat.user('\\udc80')", "UsageError", "chat.role: content holds a lone surrogate"),
+    ("chat.render([{'role': 'user', 'content': '\\udc80'}])", "UsageError", "messages[0]['content'] holds a lone surrogate"),
     ("model.decode('x')", "UsageError", "'x'"),
     ("chat.user(None)", "UsageError", "NoneType"),
     ("chat.render('hi')", "UsageError", "str"),
     ("send({1, 2})", "UsageError", "set"),
     ("send(float('nan'))", "UsageError", "nan"),
+    ("send('a\\ud800b')", "UsageError", "send: value holds a lone surrogate (U+D800 at character 1)"),
+    ("send({'\\udc80': 1})", "UsageError", "a key of value holds a lone surrogate"),
+    ("send({float('nan'): 1})", "UsageError", "a key of value is nan"),
+    ("send([10 ** 5000])", "UsageError", "value[0] is an integer of more than 4,300 digits"),
     ("log('x', level='loud')", "UsageError", "loud"),
     ("await sleep(-1)", "UsageError", "-1"),
+    ("await sleep(1e10)", "UsageError", "seconds is 10000000000.0; use a number from 0 to 1000000000"),
+    ("StateGeometry.folding(5)", "TypeError", "; call it as StateGeometry.folding(*, window=None, sinks=0)"),
+    ("ForwardPass().embed()", "TypeError", "missing 1 required positional argument: 'tokens'; call it as ForwardPass.embed(tokens)"),
+    ("Channel(type='f32')", "TypeError", "; call it as Channel(dtype, shape=(), capacity=1, *, host=None)"),
+    ("chat.role('user')", "TypeError", "; call it as chat.role(role, content)"),
+    ("send()", "TypeError", "; call it as send(value)"),
 ]
 
 
@@ -343,15 +357,21 @@ async def test_wrong_use_is_refused_at_the_authors_line(guest: Local, host: Scri
 FAILURES: list[tuple[str, str, str, int | None]] = [
     ("x = 1\nasync def other(i): pass", "MainMissing", "main", None),
     ("main = 3", "MainMissing", "3", None),
-    ("async def main(i):\n    return {'a': [1, {2}]}", "ResultNotJson", "result['a'][1] is of type set", None),
-    ("async def main(i):\n    return {'a': float('inf')}", "ResultNotJson", "inf", None),
-    ("async def main(i):\n    return {(1, 2): 3}", "ResultNotJson", "key", None),
+    ("async def main(i):\n    return {'a': [1, {2}]}", "ResultNotJson", "result['a'][1] is of type set", 1),
+    ("x = 1\nasync def main(i):\n    return {'a': float('inf')}", "ResultNotJson", "inf", 2),
+    ("async def main(i):\n    return {(1, 2): 3}", "ResultNotJson", "key", 1),
+    ("async def main(i):\n    return '\\ud800'", "ResultNotJson", "result holds a lone surrogate (U+D800 at character 0)", 1),
+    ("async def main(i):\n    return {'\\udc80': 1}", "ResultNotJson", "a key of result holds a lone surrogate", 1),
     ("async def main(i):\n    x = (\n", "SyntaxError", "never closed", 2),
     ("async def main(i):\nreturn 1", "IndentationError", "expected", 2),
     ("import nothing_like_this", "ModuleNotFoundError", "nothing_like_this", 1),
     ("def f():\n    raise KeyError('k')\nasync def main(i):\n    f()", "KeyError", "'k'", 2),
     ("import sys\nasync def main(i):\n    sys.exit(3)", "SystemExit", "sys.exit(3)", 3),
-    ("async def main():\n    pass", "TypeError", "main()", None),
+    ("x = 1\nasync def main():\n    pass", "TypeError", "was given; main takes the input as its one argument", 2),
+    ("async def main(a, b):\n    pass", "TypeError", "'b'; main takes the input as its one argument", 1),
+    ("import functools as t\ndef same(f):\n    return t.wraps(f)(lambda i: f())\n@same\ndef main(x):\n    pass", "TypeError", "main()", 3),
+    ("def send(a): pass\ndef main(i):\n    send()", "TypeError", "send() missing 1 required positional argument: 'a'", 3),
+    ("def main(i):\n    {}.update(1)", "TypeError", "", 2),
     ("import asyncio\nasync def main(i):\n    raise asyncio.CancelledError", "CancelledError", "main was cancelled", None),
     ("class E(Exception):\n    def __str__(self): raise ValueError\nasync def main(i):\n    raise E", "E", "__str__", 4),
     ("async def main(i):\n    raise ValueError('\\ud800' + 'x' * 50000)", "ValueError", "characters left out", 2),
@@ -366,4 +386,5 @@ async def test_failures_name_the_authors_line(  # noqa: PLR0917
     assert (error["type"], error["file"]) == (kind, "program.py")
     assert error["line"] == line or line is None
     assert words in error["message"]
+    assert "call it as" not in error["message"], "the author's own functions are not ours"
     assert len(json.dumps(error)) < 100_000

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.sdk.conftest import Local
-from tests.sdk.scripted_host import ScriptedHost, drive, result_of
+from tests.sdk.scripted_host import ScriptedHost, drive, request, result_of
 
 PROGRAMS = {
     "plain def": ("def main(input): return {'n': input['n'] + 1}", {"n": 1}, {"n": 2}),
@@ -331,6 +333,40 @@ async def main(input):
 """
     assert await result_of(guest, host, source) is None
     assert host.logs == [("info", "one 2"), ("info", "partial"), ("error", "problem"), ("info", "no newline")]
+
+
+async def test_a_log_shows_text_that_is_no_unicode(guest: Local, host: ScriptedHost) -> None:
+    source = """
+import asyncio, sys
+from inferlet import log
+async def bad():
+    raise ValueError('\\ud803')
+async def main(input):
+    print('a\\ud800', 'é')
+    print('b\\ud801', end='')
+    log('c\\ud802')
+    asyncio.create_task(bad())
+    await asyncio.sleep(0)
+"""
+    assert await result_of(guest, host, source) is None
+    assert [line for _, line in host.logs[:1]] == ["a\\ud800 é"]
+    assert {r"b\ud801", r"c\ud802"} <= {line for _, line in host.logs}
+    assert any(r"ValueError: \ud803" in line for _, line in host.logs)
+
+
+@pytest.mark.parametrize("seconds", ["1e300", "float('inf')", "10 ** 9 + 1"])
+async def test_a_timer_may_lie_beyond_every_host_sleep(guest: Local, host: ScriptedHost, seconds: str) -> None:
+    source = f"""
+import asyncio
+async def main(input):
+    task = asyncio.create_task(asyncio.sleep({seconds}))
+    await asyncio.sleep(0.001)
+    return task.done()
+"""
+    assert await result_of(guest, host, source) is False
+    answer = json.loads(await guest.start(request(f"import asyncio\nasync def main(i):\n    await asyncio.sleep({seconds})")))
+    assert answer["s"] == "pending"
+    assert host.payloads("sleep")[-1]["ms"] == 86_400_000
 
 
 async def test_a_dropped_agen_is_closed(guest: Local, host: ScriptedHost) -> None:

@@ -59,7 +59,7 @@ class OracleRunner(FakeRunner):
 EXAMPLES = SDK.parent / "examples"
 HEAD = "import asyncio\nfrom inferlet.eta import *\nfrom inferlet import chat, model, send, receive, log, sleep\n"
 STEP = """
-def step(pipe, ws, tokens, geometry=None):
+def step(pipe, ws, tokens, geometry=StateGeometry.folding()):
     fwd = ForwardPass()
     fwd.embed(tokens)
     fwd.state([ws], geometry)

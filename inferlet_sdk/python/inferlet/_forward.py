@@ -9,7 +9,7 @@ from typing import Any
 from . import _host, _programs
 from ._channel import Channel
 from ._loop import loop
-from ._state import StateGeometry, WorkingSet, check_sets
+from ._state import FOLDING, StateGeometry, WorkingSet, check_sets
 from ._values import _short, check_int, check_tokens, decode
 from .errors import AlreadySubmitted, NotSubmitted, PipelineClosed, UsageError
 
@@ -117,13 +117,13 @@ class ForwardPass:
             raise UsageError(f"ForwardPass.embed: {which} is empty; feed at least one token (chat.prefix() may be [])")
         self._tokens = str(lists if nested else lists[0])
 
-    def state(self, working_sets: Sequence[WorkingSet], geometry: StateGeometry | None = None) -> None:
+    def state(self, working_sets: Sequence[WorkingSet], geometry: StateGeometry = FOLDING) -> None:
         """The working sets that the pass extends, one for each token list, and how; the default is StateGeometry.folding()."""
         self._open("state", self._geometry)
         self._sets = check_sets("ForwardPass.state: working_sets", working_sets)
-        if geometry is not None and not isinstance(geometry, StateGeometry):
+        if not isinstance(geometry, StateGeometry):
             raise UsageError(f"ForwardPass.state: geometry is {_short(geometry)}; use StateGeometry.folding() or StateGeometry.buffered()")
-        self._geometry = geometry or StateGeometry.folding()
+        self._geometry = geometry
 
     def read(self, positions: Sequence[int] | Sequence[Sequence[int]]) -> None:
         """Which tokens of this pass are read out, counted from its first (negative: from its last); a list for each working set.

@@ -8,10 +8,11 @@ from typing import Any
 
 from . import _host
 from ._mailbox import Mailbox
-from ._values import json_fault
+from ._values import _short, json_fault
 from .errors import UsageError
 
 LEVELS = ("debug", "info", "warning", "error")
+_MAX_SLEEP = 10**9  # seconds
 _LINE = 65536  # characters of one log line; longer output is cut into several
 
 
@@ -19,8 +20,8 @@ def send(value: Any) -> None:
     """Stream `value` (text, or any JSON) to whoever made the request."""
     try:
         payload = _host.dumps({"value": value})
-    except (TypeError, ValueError):
-        raise UsageError(f"send: {json_fault(value, 'value')}; send text or JSON") from None
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"send: {json_fault(value, 'value') or error}; send text or JSON") from None
     _host.call("send", payload)
 
 
@@ -36,13 +37,19 @@ def log(*values: Any, level: str = "info") -> None:
     """Write a log line; `level` is one of debug, info, warning, error."""
     if level not in LEVELS:
         raise UsageError(f"log: level is {level!r}; use one of {', '.join(LEVELS)}")
-    _host.call_with("log", level=level, text=" ".join(str(v) for v in values))
+    _write(level, " ".join(str(v) for v in values))
+
+
+def _write(level: str, text: str) -> None:
+    if not text.isascii():
+        text = text.encode("utf-8", "backslashreplace").decode()  # a log must show what is wrong with a text, not refuse it
+    _host.call_with("log", level=level, text=text)
 
 
 async def sleep(seconds: float) -> None:
     """Let `seconds` pass without using the CPU."""
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e9:
-        raise UsageError(f"sleep: seconds is {seconds!r}; use a number >= 0")
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= _MAX_SLEEP:
+        raise UsageError(f"sleep: seconds is {_short(seconds)}; use a number from 0 to {_MAX_SLEEP}")
     await asyncio.sleep(seconds)
 
 
@@ -73,11 +80,11 @@ class LogStream(io.TextIOBase):
                 rest = rest[_LINE:]
             self._parts, self._size = ([rest] if rest else []), len(rest)
             for line in lines:
-                _host.call_with("log", level=self._level, text=line)
+                _write(self._level, line)
         return len(text)
 
     def close_line(self) -> None:
         """Log what has no newline yet."""
         if self._parts:
             text, self._parts, self._size = "".join(self._parts), [], 0
-            _host.call_with("log", level=self._level, text=text)
+            _write(self._level, text)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from . import _host
 from .errors import from_wire
 
+_LONGEST_MS = 86_400_000  # of one host sleep; a timer that is later than this, even at infinity, sleeps again
 _ROUNDS = 256  # rounds of ready callbacks in one step; a task that spins on sleep(0) then lets the host's events in
 
 
@@ -117,7 +118,7 @@ class StepLoop(asyncio.AbstractEventLoop):
         for fid, end in self._alarms.items():
             if end <= when + 0.001:
                 return fid
-        ms = max(0, math.ceil((when - now) * 1000))
+        ms = math.ceil(min(max(0.0, (when - now) * 1000), _LONGEST_MS))
         fid = _host.new_id()
         _host.call_with("sleep", ms=ms, f=fid)
         self._alarms[fid] = now + ms / 1000
@@ -209,7 +210,8 @@ class StepLoop(asyncio.AbstractEventLoop):
         detail = "".join(traceback.format_exception(error)) if error is not None else ""
         task = context.get("task") or context.get("future")
         named = f" ({task.get_name()})" if isinstance(task, asyncio.Task) else ""
-        _host.call_with("log", level="error", text=f"{context.get('message', 'unhandled exception')}{named}\n{detail}".rstrip())
+        text = f"{context.get('message', 'unhandled exception')}{named}\n{detail}".rstrip()
+        _host.call_with("log", level="error", text=text.encode("utf-8", "backslashreplace").decode())
 
 
 loop = StepLoop()  # type: ignore[abstract]  # what is missing needs a selector, threads or processes

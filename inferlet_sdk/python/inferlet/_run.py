@@ -21,6 +21,7 @@ from pie_core.eta import Model, trace_epilogue
 from . import _host, chat, model
 from ._io import LogStream
 from ._loop import loop
+from ._signatures import call_hint
 from ._values import _short, json_fault
 from .errors import Deadlock, MainMissing, ResultNotJson
 
@@ -29,12 +30,13 @@ _MAX_TEXT = 20_000  # characters of a traceback or message that leave the sandbo
 
 _reserve = bytearray(1 << 18)
 _task: asyncio.Task[Any] | None = None
+_main: Callable[[Any], Any] | None = None
 _file = "inferlet.py"
 
 
 def start(request: str) -> str:
     """Run the source of a start request until everything waits; the answer of docs/architecture.md, section 7."""
-    global _task, _file  # noqa: PLW0603  one instance runs one inferlet
+    global _task, _main, _file  # noqa: PLW0603  one instance runs one inferlet
     try:
         fields = json.loads(request)
         _file = str(fields.get("name") or "inferlet.py")
@@ -43,8 +45,8 @@ def start(request: str) -> str:
         random.seed(int.from_bytes(os.urandom(16)))  # the snapshot holds one state for all instances
         model._configure(fields.get("model") or {})
         chat._configure(fields.get("chat") or {})
-        main = _load(str(fields["source"]))
-        _task = asyncio.Task(_call(main, fields.get("input", {})), loop=loop, name="main")
+        _main = _load(str(fields["source"]))
+        _task = asyncio.Task(_call(_main, fields.get("input", {})), loop=loop, name="main")
         return _step()
     except BaseException as error:  # the boundary: whatever the author's code raises becomes an answer
         return _failed(error)
@@ -191,7 +193,8 @@ def _free(error: MemoryError) -> None:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """An exception as {"type", "message", "file", "line", "traceback"}; the line is the innermost one of the author's source."""
+    """An exception as {"type", "message", "file", "line", "traceback"}; the line is the innermost one of the author's source, and
+    that of `main` where none of it runs any more."""
     line = getattr(error, "fields", {}).get("line")
     if isinstance(error, SyntaxError) and error.filename == _file:
         line, message = error.lineno, str(error.msg)
@@ -203,9 +206,17 @@ def describe(error: BaseException) -> dict[str, Any]:
         message = str(error) or "the inferlet's memory limit is reached"
     else:
         message = _text(error)
+    frame = None
     for frame, lineno in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_filename == _file:
             line = lineno
+    if isinstance(error, TypeError) and frame is not None:
+        if frame.f_code is _call.__code__:
+            message += "; main takes the input as its one argument: `async def main(input: dict) -> dict`"
+        elif frame.f_code.co_filename == _file:  # the call itself failed: nothing of what was called has run
+            message += call_hint(message, frame.f_globals)
+    if line is None:
+        line = _main_line()
     return {
         "type": type(error).__name__,
         "message": _cut(message),
@@ -213,6 +224,11 @@ def describe(error: BaseException) -> dict[str, Any]:
         "line": line,
         "traceback": _cut(_trace(error)),
     }
+
+
+def _main_line() -> int | None:
+    code = getattr(inspect.unwrap(_main), "__code__", None) if _main is not None else None
+    return code.co_firstlineno if code is not None and code.co_filename == _file else None
 
 
 def _text(error: BaseException) -> str:

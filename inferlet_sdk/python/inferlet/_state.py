@@ -31,19 +31,19 @@ class StateGeometry:
     @classmethod
     def folding(cls, *, window: int | None = None, sinks: int = 0) -> StateGeometry:
         """Append the pass's tokens and freeze them. `window` (tokens, None: all) bounds attention, the first `sinks` stay visible."""
-        return _FOLDING if window is None and not sinks else cls("folding", window, sinks)
+        return FOLDING if window is None and not sinks else cls("folding", window, sinks)
 
     @classmethod
     def buffered(cls, *, window: int | None = None, sinks: int = 0) -> StateGeometry:
         """Append the pass's tokens to the writable buffer, until `ws.commit(n)` freezes or `ws.discard(n)` drops them."""
-        return _BUFFERED if window is None and not sinks else cls("buffered", window, sinks)
+        return BUFFERED if window is None and not sinks else cls("buffered", window, sinks)
 
     def __repr__(self) -> str:
         return f"StateGeometry.{self.mode}(window={self.window or None}, sinks={self.sinks})"
 
 
-_FOLDING = StateGeometry("folding", None, 0)
-_BUFFERED = StateGeometry("buffered", None, 0)
+FOLDING = StateGeometry("folding", None, 0)
+BUFFERED = StateGeometry("buffered", None, 0)
 
 
 class WorkingSet:

@@ -14,6 +14,7 @@ from .errors import UsageError
 DTYPES = ("f32", "i32", "u32", "bool")
 _ARRAY = {"f32": "f", "i32": "i", "u32": "I", "bool": "I"}
 _INT = {int}
+_MAX_BITS = 14_283  # of an integer in JSON: Python reads and writes at most 4,300 digits
 _RANGE = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
 
 
@@ -125,9 +126,23 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def _surrogate(text: str, path: str) -> str | None:
+    if text.isascii():
+        return None
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"{path} holds a lone surrogate (U+{ord(text[error.start]):04X} at character {error.start}), which is no Unicode text"
+    return None
+
+
 def json_fault(value: Any, path: str) -> str | None:
     """Where and why `value` is not JSON, in words; None when it is."""
-    if value is None or isinstance(value, (str, bool, int)):
+    if isinstance(value, str):
+        return _surrogate(value, path)
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        return f"{path} is an integer of more than 4,300 digits"
+    if value is None or isinstance(value, int):
         return None
     if isinstance(value, float):
         return None if math.isfinite(value) else f"{path} is {value!r}, which JSON cannot hold"
@@ -137,6 +152,8 @@ def json_fault(value: Any, path: str) -> str | None:
         for k, v in value.items():
             if k is not None and not isinstance(k, (str, bool, int, float)):
                 return f"{path} has the key {_short(k)} of type {type(k).__name__}; JSON keys are strings"
+            if fault := json_fault(k, f"a key of {path}"):
+                return fault
             if fault := json_fault(v, f"{path}[{k!r}]"):
                 return fault
         return None

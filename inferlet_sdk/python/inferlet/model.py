@@ -6,20 +6,22 @@ from collections.abc import Sequence
 from typing import Any, overload
 
 from . import _host
-from ._values import check_int, check_tokens
+from ._values import _short, check_int, check_tokens
 from .errors import UsageError
 
 name: str = ""
 vocab: int = 0  # number of token ids; logits have this many elements
 hidden: int = 0  # width of the hidden state
 context: int = 0  # most tokens of one sequence
+pages: int = 0  # pages of the KV cache, which all inferlets share; 0 where the host does not tell
+page_tokens: int = 16  # tokens of one page
 eos: list[int] = []  # the checkpoint's stop ids; several are normal
 
 
 def encode(text: str) -> list[int]:
     """Token ids of `text`; adds no special tokens and never parses them."""
     if not isinstance(text, str):
-        raise UsageError(f"model.encode: text is {text!r}; use a str")
+        raise UsageError(f"model.encode: text is {_short(text)}; use a str (`pie run` passes the text 5, not the number, as --key:str 5)")
     ids: list[int] = _host.call_with("encode", text=text)
     return ids
 
@@ -48,5 +50,7 @@ def _configure(facts: dict[str, Any]) -> None:
         vocab=int(facts.get("vocab", 0)),
         hidden=int(facts.get("hidden", 0)),
         context=int(facts.get("context", 0)),
+        pages=int(facts.get("pages", 0)),
+        page_tokens=int(facts.get("page_tokens", 16)),
         eos=[int(t) for t in facts.get("eos", [])],
     )
