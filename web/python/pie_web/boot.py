@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 from pyodide.ffi import JsException
 
@@ -21,6 +21,13 @@ from pie_web.checkpoint import PageCheckpoint
 from pie_web.page import Page
 from pie_web.turns import Turns
 
+# The core names settings by the command line's words; here they are options of Pie.load.
+PAGE_WORDS: Final = {
+    "--device cpu": 'device: "cpu"',
+    "--kv-pool-mb": "kvPoolBytes",
+    ". A model file of your own can be given with --poem FILE": "",
+}
+
 
 class LoadFailed(Exception):
     """`kind` is the error's class in the page."""
@@ -35,12 +42,19 @@ async def load(host: Any) -> Page | None:
     try:
         return await _load(host)
     except LoadFailed as failure:
-        host.fail(failure.kind, str(failure))
+        host.fail(failure.kind, _in_page_words(failure))
     except (DeviceError, PoemError, TextError, WeightsError) as error:
-        host.fail("LoadError", str(error))
+        host.fail("LoadError", _in_page_words(error))
     except JsException as error:  # of the host: reading the model
         host.fail(error.name, error.message)
     return None
+
+
+def _in_page_words(error: Exception) -> str:
+    text = str(error)
+    for words, here in PAGE_WORDS.items():
+        text = text.replace(words, here)
+    return text
 
 
 async def _load(host: Any) -> Page | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 from pyodide.ffi import create_proxy
@@ -15,10 +16,12 @@ from pie_core.host.process import InferletFailed
 
 class PageGuest:
     """A `host.process.Guest` over `port` (a RunPort of engine/link.ts). A refused op ends the inferlet: the guest went on in the belief
-    that it had been taken, since the worker beside it checks the same rules first."""
+    that it had been taken, since the worker beside it checks the same rules first. `on_fault(type, message)` ends a run that waits for
+    something else than its guest."""
 
-    def __init__(self, port: Any, ops: GuestPort) -> None:
+    def __init__(self, port: Any, ops: GuestPort, on_fault: Callable[[str, str], None]) -> None:
         self._port = port
+        self._on_fault = on_fault
         self._call = ops.call
         self._answer: asyncio.Future[str] | None = None
         self._fault: InferletFailed | None = None
@@ -77,6 +80,8 @@ class PageGuest:
         self._fault = InferletFailed(kind, message)
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(self._fault)
+        else:
+            self._on_fault(kind, message)
 
 
 def _fault(body: str) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from functools import partial
 from typing import Any, NoReturn
 
 from pie_core.device.protocol import PAGE_TOKENS
@@ -90,7 +91,7 @@ class Page:
             port.close()
             self._failed(run, InferletFailed(error.type_name, error.message))
             return
-        guest = PageGuest(port, process.port)
+        guest = PageGuest(port, process.port, partial(self.end, run))
         self._runs[run] = entry = _Run(process)
         entry.task = asyncio.ensure_future(self._drive(run, entry, guest, process.request(source, json.loads(input), name)))
 

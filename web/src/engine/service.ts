@@ -47,13 +47,14 @@ export class EngineService {
   }
 
   #run(page: Page | null, { run, port, source, name, input }: RunMessage): void {
-    if (page) {
+    try {
+      if (!page) throw new InferletError("the engine is not running", { type: "EngineStopped" });
       page.run(run, new RunPort(port), source, name, input);
-      return;
+    } catch (error) {
+      port.close();
+      const known = error instanceof InferletError ? error : new InferletError(`the run did not start: ${String(error)}`, { type: "HostError" });
+      this.#post({ kind: "error", run, error: known.toData() });
     }
-    port.close();
-    const error = new InferletError("the engine is not running", { type: "EngineStopped" });
-    this.#post({ kind: "error", run, error: error.toData() });
   }
 
   async #reply(id: number, page: Page | null, what: "info" | "stats" | "dispose"): Promise<void> {

@@ -33,4 +33,11 @@ export class Ticker {
     clearTimeout(this.#timers.get(number));
     this.#timers.delete(number);
   }
+
+  /** No more turns, no more timers. */
+  close(): void {
+    for (const timer of this.#timers.values()) clearTimeout(timer);
+    this.#timers.clear();
+    this.#channel.port1.close();
+  }
 }

@@ -1,11 +1,14 @@
-// `node greedy_run.mjs '{"engine": NodeEngineOptions, "jobs": [[GreedyJob, …], …]}'`: each list of jobs runs at once; prints tokens and times.
+// `node node_run.mjs '{"engine": NodeEngineOptions, "jobs": [[GreedyJob, …], …], "scenarios": true}'`: each list of jobs runs at once;
+// prints one line of JSON: tokens, times, and how the scenarios ended.
 
 import { type NodeEngineOptions, NodeEngine } from "./node_engine.js";
 import type { GreedyJob } from "./greedy_guest.js";
+import { play, SCENARIOS } from "./scenarios.js";
 
 interface Task {
   readonly engine: NodeEngineOptions;
   readonly jobs: readonly (readonly GreedyJob[])[];
+  readonly scenarios?: boolean;
 }
 
 const task = JSON.parse(process.argv[2] ?? "") as Task;
@@ -21,8 +24,12 @@ for (const jobs of task.jobs) {
   const after = JSON.parse(engine.page.stats()) as typeof before;
   rounds.push({ tokens, wallMs, steps: after.engine.steps - before.engine.steps, deviceMs: after.deviceMs - before.deviceMs });
 }
+const scenarios: Record<string, unknown> = {};
+for (const [name, scenario] of Object.entries(task.scenarios ? SCENARIOS : {})) scenarios[name] = await play(engine, scenario);
 const stats: unknown = JSON.parse(engine.page.stats());
 const facts: unknown = JSON.parse(engine.page.facts());
+const left = engine.run(new MessageChannel().port1); // ended by the close
 await engine.page.close();
-console.log(JSON.stringify({ readyMs, rounds, stats, facts }));
+await engine.page.close();
+console.log(JSON.stringify({ readyMs, rounds, scenarios, stats, facts, left: await left }));
 process.exit(0);

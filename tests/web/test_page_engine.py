@@ -1,0 +1,154 @@
+"""The page's engine on the cpu device, in Pyodide on Node: tokens equal the server's, and every way a run may end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pie_core.engine.forward import Geometry, PassSpec
+from pie_core.engine.loop import Engine
+from pie_core.engine.model_runner import ModelRunner
+from pie_core.eta import Model, intrinsics, reduce_argmax, trace_epilogue
+from pie_core.eta.trace import Traced
+from pie_core.weights import open_gguf
+from pie_server.adapters.cpu_module import open_cpu_device
+from pie_server.build.cpu_module import cpu_module
+from tests.support.tiny_gguf import write_tiny_gguf
+
+ROOT = Path(__file__).parents[2]
+WEB = ROOT / "web"
+VITE = WEB / "node_modules" / "vite" / "dist" / "node" / "index.js"
+TOKENS = 16
+VOCAB, WIDTH = 320, 64
+PROMPTS = [[(7 * i + 3 + k) % VOCAB for i in range(20 + k)] for k in range(8)]
+
+Report = dict[str, Any]
+
+
+def greedy() -> Traced:
+    return trace_epilogue(lambda: reduce_argmax(intrinsics.output(0, "logits")), Model(VOCAB, WIDTH))
+
+
+async def server_tokens(model: Path) -> list[list[int]]:
+    """Greedy tokens of each prompt, alone, on the server's cpu device."""
+    device = open_cpu_device()
+    engine = Engine(ModelRunner.load(device, open_gguf(model), kv_pool_bytes=4 << 20))
+    engine.start()
+    instance = engine.open_instance("test")
+    traced = greedy()
+    found = []
+    for prompt in PROMPTS:
+        ws, pipe, feed = instance.working_set(), instance.pipeline(), prompt
+        tokens: list[int] = []
+        for _ in range(TOKENS):
+            spec = PassSpec(list(feed), [ws], Geometry.check(mode="folding"), program=traced.program, params=traced.params)
+            token = await instance.submit(pipe, spec)[0]
+            assert isinstance(token, int)
+            tokens.append(token)
+            feed = [token]
+        found.append(tokens)
+    await engine.stop()
+    device.close()
+    return found
+
+
+def pure_packages(folder: Path) -> Path:
+    """jinja2 and markupsafe as the page has them, without compiled parts."""
+    for name in ("jinja2", "markupsafe"):
+        ignored = shutil.ignore_patterns("__pycache__", "*.so")
+        shutil.copytree(Path(sysconfig.get_path("purelib")) / name, folder / name, ignore=ignored)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", layers=3, vocab=VOCAB, width=WIDTH, seed=3)
+
+
+@pytest.fixture(scope="module")
+def report(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """One engine: 1, 4 and 8 greedy loops at once, then the scenarios of web/src/engine/testing/scenarios.ts."""
+    assert VITE.exists(), f"{VITE} is missing: run make web"
+    folder = WEB / "node_modules" / ".pie-tests" / f"engine-{os.getpid()}"
+    try:
+        subprocess.run(
+            ["node", Path(__file__).parent / "bundle_node.mjs", VITE, WEB / "src/engine/testing/node_run.ts", folder], check=True
+        )
+        packages = pure_packages(tmp_path_factory.mktemp("packages"))
+        text = greedy().program.text
+        jobs = [[{"program": text, "prompt": prompt, "tokens": TOKENS} for prompt in PROMPTS[:count]] for count in (1, 4, 8)]
+        engine = {"folders": [str(ROOT), str(WEB / "python"), str(packages)], "model": str(model), "kernels": str(cpu_module())}
+        errors = tmp_path_factory.mktemp("node") / "stderr"  # a failure there quotes megabytes of Pyodide
+        with errors.open("wb") as sink:
+            task = json.dumps({"engine": engine, "jobs": jobs, "scenarios": True})
+            done = subprocess.run(["node", folder / "node_run.mjs", task], stdout=subprocess.PIPE, stderr=sink, timeout=100, check=False)
+        assert done.returncode == 0, errors.read_text()[-4000:]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    found: Report = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_tokens_equal_the_servers_alone_and_in_batches(report: Report, model: Path) -> None:
+    want = asyncio.run(server_tokens(model))
+    assert len({tuple(tokens) for tokens in want}) > 4  # a model that always says the same would prove nothing
+    assert [each["tokens"] for each in report["rounds"]] == [want[:1], want[:4], want]
+    assert report["rounds"][2]["steps"] <= 3 * TOKENS, "eight loops share steps"
+
+
+def test_the_engine_says_what_runs(report: Report) -> None:
+    device = report["facts"]["device"]
+    assert (device["kind"], device["software"], device["why"]) == ("cpu", False, "asked for by name")
+    assert report["facts"]["model"] == {"name": "tiny", "vocab": VOCAB, "hidden": WIDTH, "context": 512, "eos": [2, 0]}
+    assert report["stats"]["engine"]["pages_used"] == 0 and report["stats"]["engine"]["instances"] == 0
+
+
+ENDS = {
+    "refused": ("UsageError", "ws.drop: id 7 is unknown"),
+    "malformed": ("UsageError", "the payload is not JSON"),
+    "unknown op": ("UsageError", "unknown op 'rm'"),
+    "sync op": ("GuestFault", "belongs beside the guest"),
+    "answer twice": ("GuestFault", "a step that was not asked for"),
+    "fault": ("Trap", "unreachable"),
+    "fault without words": ("GuestFault", "ended without a reason"),
+    "fault while it waits": ("Trap", "later"),
+    "no JSON": ("JSONDecodeError", "line 1"),
+    "no state": ("GuestFault", "no state of the ABI"),
+    "deadlock": ("Deadlock", "no pass, message or timer"),
+    "author": ("ValueError", "no"),
+    "ended in a step": ("CpuBudgetExceeded", "10 s"),
+    "ended while it waits": ("Cancelled", "stopped"),
+    "ended with pages": ("Cancelled", "stopped"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_run_ends_with_its_reason_and_gives_its_pages_back(report: Report, name: str) -> None:
+    found, (kind, words) = report["scenarios"][name], ENDS[name]
+    error = found["last"]["error"]
+    assert (found["last"]["kind"], error["name"], error["fields"]["type"]) == ("error", "InferletError", kind)
+    assert words in error["message"]
+    assert (found["said"], found["pages"]) == ([], 0)
+
+
+def test_what_a_run_says_comes_in_order_before_its_result(report: Report) -> None:
+    found = report["scenarios"]["talks"]
+    assert found["last"] == {"kind": "result", "run": found["last"]["run"], "value": '{"ü":null}'}
+    assert [each["value"] for each in found["said"] if each["kind"] == "message"] == ['"ready"', '"[[1,true,{\\"a\\":[1]}]]"']
+    assert [(each["level"], each["text"]) for each in found["said"] if each["kind"] == "log"] == [("info", "hi")]
+
+
+def test_every_scenario_is_looked_at(report: Report) -> None:
+    assert set(report["scenarios"]) == {*ENDS, "talks"}
+
+
+def test_closing_the_engine_ends_its_runs(report: Report) -> None:
+    assert report["left"]["error"]["fields"]["type"] == "Cancelled"
