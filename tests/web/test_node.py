@@ -32,6 +32,7 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("folder", ["engine", "inferlet", "model"])
 def test_unit_tests_of_the_page(folder: str, text_file: Path) -> None:
     assets = web_assets()  # also installs the packages
