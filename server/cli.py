@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Coroutine, Sequence
 from importlib.metadata import version
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from pie_server import memory
-from pie_server.cli_input import parse_pairs, read_input_file, read_source
+from pie_server import memory, terminal
+from pie_server.cli_input import parse_pairs, read_input_file, read_source, text_hint
 from pie_server.errors import UserError, one_sentence
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ ModelOption = Annotated[str | None, typer.Option(help="A model's name (`pie mode
 DeviceOption = Annotated[Device | None, typer.Option(help="auto takes a real GPU, else the cpu; software Vulkan only with webgpu.")]
 PoemOption = Annotated[Path | None, typer.Option(help="A model file of your own in place of the built-in one; it runs with your rights.")]
 PoolOption = Annotated[int | None, typer.Option(help="MB of KV cache on the device.", show_default=False)]
+
+INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 model_app = typer.Typer(no_args_is_help=True, help="Fetch, list and remove models.")
@@ -102,7 +105,15 @@ def serve(
     with bind(settings.host, settings.port) as sock:
         if settings.host not in ("127.0.0.1", "::1", "localhost"):
             _say(f"note: {settings.host} can be reached from other machines, and this server asks for no key")
-        asyncio.run(serve_until_signal(sock, service, settings, lambda url: _print_ready(url, service)))
+        asyncio.run(serve_until_signal(sock, service, settings, lambda url: _say_ready(url, service)))
+
+
+def _say_ready(url: str, service: Service) -> None:
+    try:
+        _print_ready(url, service)
+    except (terminal.OutputError, BrokenPipeError) as err:  # a server goes on serving where nobody reads its output
+        terminal.drop_output()
+        _say(f"note: the server is ready on {url}, but that could not be printed: {err}")
 
 
 def _print_ready(url: str, service: Service) -> None:
@@ -129,7 +140,11 @@ def run(
     poem: PoemOption = None,
     kv_pool_mb: PoolOption = None,
 ) -> None:
-    """Run one inferlet: `pie run FILE --key value …`. Prints what it sends, then its result as JSON on the last line."""
+    """Run one inferlet: `pie run FILE --key value …`. Prints what it sends, then its result as JSON on the last line.
+
+    A value that is JSON (5, true, [1, 2]) arrives as such, any other as text. `--key:text 5` passes text whatever it looks like,
+    `--key=--value` text that begins with dashes, a lone `--key` is true.
+    """
     from pie_server.config import load_settings
     from pie_server.service import Service
 
@@ -140,21 +155,30 @@ def run(
     service = Service.from_settings(settings, on_progress=lambda progress: bar.show(progress.stage, progress.done, progress.total))
 
     async def load_and_run() -> Any:
+        interrupted = False
         try:
             await service.load()
             bar.clear()
             if service.status.error is not None:
                 raise UserError(service.status.error)
-            return await service.run(source, Path(file).name, value, _print_message, on_log=_print_log)
+            name = Path(file).name.encode("utf-8", "backslashreplace").decode()
+            return await service.run(source, name, value, _print_message, on_log=_print_log)
+        except asyncio.CancelledError:
+            interrupted = True
+            raise
         finally:
-            await service.close()
+            if not interrupted:  # else `main` ends the process, which frees all at once instead of after the steps in flight
+                await service.close()
 
-    result = _run_inferlet(load_and_run())
+    result = _run_inferlet(load_and_run(), text_hint(context.args))
     _newline_if_needed()
     print(json.dumps(result, ensure_ascii=False), flush=True)
 
 
-def _run_inferlet(work: Coroutine[Any, Any, Any]) -> Any:
+_OF_A_WRONG_TYPE = ("AttributeError", "TypeError", "UsageError")
+
+
+def _run_inferlet(work: Coroutine[Any, Any, Any], hint: str | None) -> Any:
     from pie_server.api.backend import InferletError
 
     try:
@@ -162,6 +186,8 @@ def _run_inferlet(work: Coroutine[Any, Any, Any]) -> Any:
     except InferletError as error:
         _newline_if_needed()
         _say(one_sentence(str(error)))
+        if hint is not None and error.kind in _OF_A_WRONG_TYPE:
+            _say(f"note: {one_sentence(hint)}")
         raise typer.Exit(1) from error
 
 
@@ -249,6 +275,7 @@ def execute(args: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code. What users can cause ends in one sentence on stderr, never in a traceback."""
     try:
         code = app(args, standalone_mode=False)
+        sys.stdout.flush()  # here, where a full disk can still be told
         return code if isinstance(code, int) else 0
     except typer.Exit as err:
         return err.exit_code
@@ -257,10 +284,13 @@ def execute(args: Sequence[str] | None = None) -> int:
         if message:  # empty after the help that a bare `pie` prints
             _say(f"pie: {message}")
     except (KeyboardInterrupt, typer.Abort):
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away; nothing is left to be told
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        terminal.drop_output()
         return 1
+    except terminal.OutputError as err:
+        terminal.drop_output()
+        _say(f"pie: {err}")
     except Exception as err:  # the program's last boundary: sort what users can fix from faults of ours
         if not _for_the_user(err):
             raise
@@ -269,9 +299,16 @@ def execute(args: Sequence[str] | None = None) -> int:
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the command line and end the process."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # entry.py's
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     memory.limit_arenas()
-    sys.exit(execute())
+    terminal.use_utf8()
+    code = execute()
+    if code == INTERRUPTED:  # at once: a step of the cpu device that runs in its thread may take seconds to its end
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -31,10 +31,13 @@ class Settings(BaseSettings):
     max_concurrent: int = Field(64, ge=1, le=4096, description="inference requests at one time; more get 429")
     retry_after_s: int = Field(1, ge=1, le=3600, description="seconds told to clients that come too early or too many")
     shutdown_s: float = Field(5.0, ge=0, le=600, description="seconds that running requests get to finish after SIGTERM")
+    allowed_hosts: Annotated[list[str], NoDecode] = Field(
+        default_factory=list, description='host names that requests may ask for, besides loopback and the bound address; "*" is any'
+    )
     cors_origins: Annotated[list[str], NoDecode] = Field(default_factory=list, description='origins of web pages that may call; "*" is any')
     log_format: Literal["json", "text"] = "text"
 
-    @field_validator("cors_origins", mode="before")
+    @field_validator("allowed_hosts", "cors_origins", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
@@ -42,12 +45,28 @@ class Settings(BaseSettings):
 
 def load_settings(**flags: Any) -> Settings:
     """Settings with `flags` over the environment; a flag that is None was not given. Raises UserError naming the field and value."""
+    given = {name: value for name, value in flags.items() if value is not None}
     try:
-        return Settings(**{name: value for name, value in flags.items() if value is not None})
+        return Settings(**given)
     except ValidationError as err:
         first = err.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        message = (
-            f"setting {field} (flag --{field.replace('_', '-')}, environment PIE_{field.upper()}) is {first.get('input')!r}: {first['msg']}"
-        )
-        raise UserError(message) from err
+        field = str(first["loc"][0])
+        flag = f"--{FLAGS.get(field, field).replace('_', '-')}"
+        places = (flag, f"PIE_{field.upper()}") if field in given else (f"PIE_{field.upper()}", flag)
+        value = str(first.get("input"))
+        raise UserError(f"{places[0]} (or {places[1]}) is {value!r}; use {_wanted(field)}") from None
+
+
+FLAGS = {"cors_origins": "cors_origin", "allowed_hosts": "allowed_host"}  # a list's flag gives one item
+_KINDS = {int: "a whole number", float: "a number"}
+
+
+def _wanted(field: str) -> str:
+    """What a field takes, in words."""
+    info = Settings.model_fields[field]
+    if get_origin(info.annotation) is Literal:
+        return f"one of {', '.join(map(str, get_args(info.annotation)))}"
+    bounds = {name: getattr(rule, name) for rule in info.metadata for name in ("ge", "gt", "le") if getattr(rule, name, None) is not None}
+    low = f" from {bounds['ge']}" if "ge" in bounds else f" above {bounds['gt']} and" if "gt" in bounds else ""
+    high = f" {'to' if 'ge' in bounds else 'at most'} {bounds['le']}" if "le" in bounds else ""
+    return f"{_KINDS.get(info.annotation, 'another value')}{low}{high}"  # type: ignore[arg-type]

@@ -53,9 +53,14 @@ class Source:
 def open_source(model: str | None, poem: Path | None) -> Source:
     """Find and open a checkpoint and check, without loading it, that it can run. Raises UserError and USER_ERRORS."""
     if poem is not None and not poem.is_file():
-        raise UserError(f"the model file {poem} given with --poem does not exist")
-    name = model or DEFAULT_MODEL
-    path = resolve(name)
+        raise UserError(f"the model file {poem} given with --poem {'is a directory' if poem.is_dir() else 'does not exist'}")
+    name = DEFAULT_MODEL if model is None else model
+    try:
+        path = resolve(name)
+    except StoreError as error:
+        if model is None:
+            raise
+        raise UserError(f"--model: {error}") from None
     checkpoint = open_gguf(path)
     try:
         resolve_architecture(checkpoint.metadata, poem)

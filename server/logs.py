@@ -10,6 +10,7 @@ import traceback
 from typing import Any, Literal
 
 logger = logging.getLogger("pie")
+logger.addHandler(logging.NullHandler())  # commands that do not `configure` say what they have to say themselves
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -92,9 +93,12 @@ def test_the_authors_exception_exits_with_1(
         (["run", "none.py"], "none.py"),
         (["run", __file__, "stray"], "stray"),
         (["run", __file__, "--device", "tpu"], "tpu"),
-        (["run", __file__, "--model", "no-such-model"], "no-such-model"),
+        (["run", __file__, "--model", "no-such-model"], "--model: unknown model 'no-such-model'"),
+        (["run", ""], "the inferlet's path is empty"),
+        (["run", __file__, "--poem", "."], "the model file . given with --poem is a directory"),
+        (["run", __file__, "--i", "1e999"], "--i: 1e999 is too large"),
         (["run", __file__, "--model", "/no/such/file.gguf"], "/no/such/file.gguf"),
-        (["run", __file__, "--kv-pool-mb", "0"], "kv"),
+        (["run", __file__, "--kv-pool-mb", "0"], "--kv-pool-mb (or PIE_KV_POOL_MB) is '0'; use a whole number from 1"),
         (["run", __file__, "--input", "none.json"], "none.json"),
         (["serve", "--port", "x"], "port"),
         (["serve", "--port", "70000"], "70000"),
@@ -189,3 +193,76 @@ def test_ctrl_c_ends_a_run_with_130(tmp_path: Path, tiny_model: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
         assert "Traceback" not in process.stderr.read()
+
+
+ECHO = "async def main(input):\n    return input\n"
+
+
+def test_output_is_utf8_whatever_the_locale(tmp_path: Path, tiny_model: Path) -> None:
+    command = [sys.executable, "-m", "pie_server.cli", "run", write(tmp_path / "echo.py", ECHO), "--model", str(tiny_model)]
+    env = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([*command, "--device", "cpu", "--a", "é"], capture_output=True, cwd=ROOT, env=env, timeout=60, check=False)
+    assert (done.returncode, done.stdout.decode()) == (0, '{"a": "é"}\n'), done.stderr
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["model", "list"]])
+def test_output_that_cannot_be_written_is_one_sentence(args: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "pie_server.cli", *args]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "pie: cannot write the output: No space left on device\n")
+
+
+def test_text_that_looks_like_a_number(tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = "async def main(input):\n    return input['prompt'] + '!'\n"
+    command = ["run", write(tmp_path / "text.py", source), "--model", str(tiny_model), "--device", "cpu"]
+    assert execute([*command, "--prompt:text", "5"]) == 0
+    assert capsys.readouterr().out == '"5!"\n'
+    assert execute([*command, "--prompt=--dashes"]) == 0
+    assert capsys.readouterr().out == '"--dashes!"\n'
+    assert execute([*command, "--prompt", "5"]) == 1
+    error, note = capsys.readouterr().err.splitlines()
+    assert error.startswith("TypeError: ")
+    assert note == "note: --prompt was passed as 5, not as text; --prompt:text VALUE passes text"
+
+
+SILENT = """
+import asyncio
+from inferlet import send
+from inferlet.eta import ForwardPass, Pipeline, StateGeometry, WorkingSet, intrinsics, reduce_argmax
+
+async def main(input):
+    ws, pipe = WorkingSet(), Pipeline()
+    fwd = ForwardPass()
+    fwd.embed([5] * input["n"])
+    fwd.state([ws], StateGeometry.folding())
+    out = fwd.epilogue(lambda: reduce_argmax(intrinsics.output(0, "logits")))
+    pipe.submit(fwd)
+    send("begun\\n")
+    return await out
+"""
+
+
+def test_ctrl_c_does_not_wait_for_a_long_prefill(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pie_server.cli", "run", write(tmp_path / "long.py", SILENT), "--device", "cpu", "--n", "2000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "begun\n"
+        time.sleep(0.3)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert time.monotonic() - began < 0.7
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("delay", [0.06, 0.1, 0.15, 0.25])
+def test_ctrl_c_while_the_command_is_imported(delay: float) -> None:
+    command = [sys.executable, "-c", "from pie_server.entry import main; print(flush=True); main()", "model", "list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        time.sleep(delay - 0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) in (130, -signal.SIGINT, 0)
+        assert process.stderr.read() == ""

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pie_server.cli_input import parse_pairs, parse_value, read_input_file, read_source
+from pie_server import cli_input
+from pie_server.cli_input import parse_pairs, parse_value, read_input_file, read_source, text_hint
 from pie_server.errors import UserError
 
 
@@ -50,24 +51,45 @@ def test_parse_value(text: str, value: Any) -> None:
         (["--", "--prompt", "x"], {"prompt": "x"}),
         (["--empty="], {"empty": ""}),
         (["--a", "1", "--a", "2"], {"a": 2}),
+        (["--a:text", "5", "--b:text=true", "--c:text="], {"a": "5", "b": "true", "c": ""}),
+        (["--max-n:text", "1e999"], {"max_n": "1e999"}),
+        (["--a=--dashes", "--b:text=--b"], {"a": "--dashes", "b": "--b"}),
     ],
 )
 def test_parse_pairs(args: list[str], pairs: dict[str, Any]) -> None:
     assert parse_pairs(args) == pairs
 
 
-@pytest.mark.parametrize("args", [["x"], ["-n", "8"], ["--a", "1", "2"], ["--=1"], ["--a", "1", "--"]])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["x"], ["-n", "8"], ["--a", "1", "2"], ["--=1"], ["--a", "1", "--"],
+        ["--:text", "1"], ["--a:text"], ["--a:text", "--b"], ["--a", "\udcff"],
+    ],
+)  # fmt: skip
 def test_bad_pairs_are_refused_by_name(args: list[str]) -> None:
     with pytest.raises(UserError, match="argument"):
         parse_pairs(args)
+
+
+@pytest.mark.parametrize("value", ["1e999", "-1e999", "[1, 1e999]", '{"a": 2e400}'])
+def test_a_number_that_no_float_holds_is_refused_at_its_flag(value: str) -> None:
+    with pytest.raises(UserError, match=r"^--i: .* is too large for a number; --i:text passes it as text"):
+        parse_pairs(["--i", value])
+
+
+def test_the_hint_names_what_did_not_arrive_as_text() -> None:
+    assert text_hint(["--a", "x", "--b:text", "5"]) is None
+    hint = text_hint(["--a", "x", "--prompt", "5"])
+    assert hint is not None and "--prompt was passed as 5" in hint and "--prompt:text" in hint
 
 
 def test_input_from_a_file_and_from_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "in.json"
     file.write_text('{"prompt": "가"}', encoding="utf-8")
     assert read_input_file(str(file)) == {"prompt": "가"}
-    monkeypatch.setattr("sys.stdin", io.StringIO('{"n": 1}'))
-    assert read_input_file("-") == {"n": 1}
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO('{"n": "é"}'.encode()), encoding="ascii"))
+    assert read_input_file("-") == {"n": "é"}
 
 
 @pytest.mark.parametrize(
@@ -78,6 +100,7 @@ def test_input_from_a_file_and_from_standard_input(tmp_path: Path, monkeypatch: 
         (b"{", "not JSON"),
         (b"[1]", "must hold a JSON object, not list"),
         (b'{"a": NaN}', "NaN is not JSON"),
+        (b'{"a": 1e999}', "1e999, which is too large for a number"),
         (b"[" * 100_000, "not JSON"),
     ],
 )
@@ -98,3 +121,19 @@ def test_bad_sources(tmp_path: Path) -> None:
     file.write_bytes(b"\0asm\xff")
     with pytest.raises(UserError, match="not UTF-8 text"):
         read_source(str(file))
+
+
+@pytest.mark.parametrize("read", [read_input_file, read_source])
+def test_files_without_an_end_and_large_ones_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Any) -> None:
+    with pytest.raises(UserError, match="is a device, not a file"):
+        read("/dev/zero")
+    monkeypatch.setattr(cli_input, "INPUT_BYTES", 1 << 20)
+    file = tmp_path / "large"
+    file.write_bytes(b" " * ((1 << 20) + 1))
+    with pytest.raises(UserError, match="is over the limit of 1 MB"):
+        read(str(file))
+
+
+def test_an_empty_path() -> None:
+    with pytest.raises(UserError, match="path is empty"):
+        read_source("")

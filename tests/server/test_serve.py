@@ -129,12 +129,18 @@ def test_settings_come_from_flags_then_the_environment(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("flags", "match"),
     [
-        ({"port": 70_000}, "setting port.*--port.*PIE_PORT.*70000"),
-        ({"kv_pool_mb": 0}, "--kv-pool-mb"),
-        ({"device": "tpu"}, "device.*tpu"),
-        ({"max_body_mb": float("nan")}, "max_body_mb"),
+        ({"port": 70_000}, r"^--port \(or PIE_PORT\) is '70000'; use a whole number from 0 to 65535$"),
+        ({"kv_pool_mb": 0}, r"^--kv-pool-mb \(or PIE_KV_POOL_MB\) is '0'; use a whole number from 1 to 1048576$"),
+        ({"device": "tpu"}, "--device.* is 'tpu'; use one of auto, cpu, webgpu"),
+        ({"max_body_mb": float("nan")}, "--max-body-mb.* is 'nan'; use a number above 0 and at most 1024"),
     ],
 )
 def test_bad_settings_name_flag_variable_and_value(flags: dict[str, Any], match: str) -> None:
     with pytest.raises(UserError, match=match):
         load_settings(**flags)
+
+
+def test_a_bad_setting_of_the_environment_names_the_variable_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIE_PORT", "many")
+    with pytest.raises(UserError, match=r"^PIE_PORT \(or --port\) is 'many'; use a whole number"):
+        load_settings()
