@@ -40,6 +40,11 @@ class Ordered:
         self._counts.append(0)
 
     @property
+    def idle(self) -> bool:
+        """Whether nothing is outstanding and no operation waits."""
+        return not self._ops and not self._counts[0]
+
+    @property
     def outstanding(self) -> int:
         """Passes that entered and have not left."""
         return sum(self._counts)

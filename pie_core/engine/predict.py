@@ -12,7 +12,7 @@ What it writes on the device lies where nothing looks, and is overwritten before
   lent page back whenever it runs short, so that lending is never seen in its counts.
 - Cells at the tails of rings: the slot is free (there is room, or the spare one of a ring whose front is taken), fronts are only read.
   The next real put, or the next owner of the arena words, writes the slot in a later step.
-No real pass of the same step can touch these: the set and the channels have one pipeline, which has nothing queued.
+No real pass of the same step can touch these: nobody has anything outstanding on the set, and the channels have one pipeline, this one.
 """
 
 from __future__ import annotations
@@ -142,6 +142,7 @@ class Predictor:
         guess = habit.guess
         if guess is not None:
             if self._is(guess, work):
+                habit.last = None
                 if now - pipe.answered_at > LATE:
                     habit.streak = 0
                 return guess
@@ -241,7 +242,7 @@ class Predictor:
         token, ws = last.token, last.parts[0].ws
         if token is None or not 0 <= token < limits.vocab:
             return None
-        if ws.leaving or not ws.steady() or ws.pipe is not pipe or ws.shared or ws.length >= limits.context:
+        if ws.leaving or not ws.steady() or ws.pipe is not pipe or ws.length >= limits.context:
             return None
         if len(ws.pages) != pages_for(ws.length) or not self._page(ws, last.instance):
             return None
@@ -283,9 +284,9 @@ class Predictor:
         pipe, ws, owner = guess.pipe, guess.ws, work.instance
         if not follows(guess.last, work) or pipe.queue or pipe.flying or pipe.stop_channel is not None:
             return False
-        if (ws.length, ws.frozen, ws.last_step) != (guess.length, guess.frozen, guess.last_step) or ws.pages != guess.pages:
+        if ws.length != guess.length or ws.frozen != guess.frozen or ws.last_step != guess.last_step or ws.pages != guess.pages:
             return False
-        if not ws.steady() or ws.pipe is not pipe or ws.shared:
+        if not ws.steady() or ws.pipe is not pipe:
             return False
         if owner.pages >= owner.max_pages if guess.page is not None else ws.tail_is_shared():
             return False
@@ -306,7 +307,6 @@ def follows(last: Pass, work: Pass) -> bool:
         return False
     if work.info is not last.info or work.params != last.params or work.geometry != last.geometry:
         return False
-    end = before.n - 1
-    if len(part.reads) != len(before.reads) or any(r != end for r in before.reads):
+    if before.reads != (before.n - 1,) * len(part.reads):
         return False
-    return all(a.channel is b.channel for a, b in zip(work.lane_uses, last.lane_uses, strict=True))
+    return not work.lane_uses or all(a.channel is b.channel for a, b in zip(work.lane_uses, last.lane_uses, strict=True))

@@ -82,7 +82,7 @@ class WorkingSet:
 
     def steady(self) -> bool:
         """Whether nothing accepted is still to happen to the set, and nothing has failed."""
-        return self.born and self.error is None and not self.inherited and not self.order.outstanding
+        return self.born and self.error is None and not self.inherited and self.order.idle
 
     def tail_is_shared(self) -> bool:
         """Whether the partial last page belongs to others too."""

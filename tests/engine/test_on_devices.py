@@ -192,6 +192,31 @@ async def test_gumbel_sampling_repeats_with_its_seed_alone_and_in_a_batch(engine
     inst.close()
 
 
+async def test_guesses_change_no_bit(engine: Engine) -> None:
+    """Sampling and greedy loops, alone and together, with forks and cuts that drop guesses in flight: the same with guesses and without."""
+
+    async def branches(inst: Instance) -> list[list[int]]:
+        ws = inst.working_set()
+        tokens = await decode(engine, inst, PROMPT, 6, ws)
+        child = inst.fork(ws)
+        tails = await asyncio.gather(*(decode(engine, inst, [tokens[-1 - k]], 20, s) for k, s in enumerate((ws, child))))
+        inst.truncate(child, ws.length - 20)  # where it was forked
+        return [tokens, *tails, await decode(engine, inst, tokens[-1:], 6, child)]
+
+    async def everything() -> list[Any]:
+        inst = engine.open_instance("t")
+        alone = [await sample(engine, inst, 1, 30), await branches(inst)]
+        together = await asyncio.gather(*(sample(engine, inst, seed, 30) for seed in (1, 2, 3)), branches(inst))
+        inst.close()
+        return [*alone, *together]
+
+    with_guesses = await everything()
+    assert engine.metrics.adopted > 60
+    before, engine.predictor.enabled = engine.metrics.predicted, False
+    assert await everything() == with_guesses
+    assert engine.metrics.predicted == before
+
+
 async def test_faults_hit_only_their_own_pass(engine: Engine) -> None:
     """An id outside the vocabulary, which only the device sees, gives a typed error; the neighbour's tokens are right."""
     inst, other = engine.open_instance("bad"), engine.open_instance("good")

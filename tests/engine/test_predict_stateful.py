@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -89,7 +90,7 @@ class World:
 
     async def quiet(self) -> None:
         """Until everything accepted has settled, or waits for the program."""
-        for _ in range(400):
+        for _ in range(10000):
             await settle(10)
             if not self.engine.scheduler.instances and not any(flight.step.passes for flight in self.engine._flights):
                 break  # a guess may still be under way
@@ -272,11 +273,12 @@ class TwoWorlds(RuleBasedStateMachine):
         one = self.worlds[0].engine
         self.each(lambda world: world.engine.stop())
         assert one.pool.unlent == one.pool.total and one.metrics.predicted == one.metrics.adopted + one.metrics.dropped
+        TwoWorlds.examples += 1
         TwoWorlds.adopted += one.metrics.adopted
         TwoWorlds.dropped += one.metrics.dropped
         self.loop.close()
 
-    adopted = dropped = 0
+    adopted = dropped = examples = 0
 
 
 _SETTINGS = settings(max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -285,4 +287,6 @@ TestTwoWorlds.settings = _SETTINGS
 
 
 def test_it_was_about_guesses() -> None:
+    if not TwoWorlds.examples:
+        pytest.skip("the machine did not run")
     assert TwoWorlds.adopted > 100 and TwoWorlds.dropped > 20, (TwoWorlds.adopted, TwoWorlds.dropped)
