@@ -29,20 +29,23 @@ class Config:
 
     @classmethod
     def from_metadata(cls, meta: Metadata) -> Config:
-        """Read the sizes from checkpoint metadata. Raises WeightsError naming a key that is missing or of a wrong type."""
+        """Read the sizes from checkpoint metadata. Raises WeightsError naming a key that is missing, of a wrong type or out of range."""
         arch = meta.str("general.architecture")
-        width, heads = meta.int(f"{arch}.embedding_length"), meta.int(f"{arch}.attention.head_count")
+        width_key, heads_key, rope_key = f"{arch}.embedding_length", f"{arch}.attention.head_count", f"{arch}.rope.freq_base"
+        kv_key, dim_key = f"{arch}.attention.head_count_kv", f"{arch}.attention.key_length"
+        width = meta.size(width_key)
+        heads = meta.size(heads_key, divides=None if dim_key in meta else (width_key, width))
         return cls(
-            layers=meta.int(f"{arch}.block_count"),
+            layers=meta.size(f"{arch}.block_count"),
             width=width,
             heads=heads,
-            kv_heads=meta.optional_int(f"{arch}.attention.head_count_kv", heads),
-            head_dim=meta.optional_int(f"{arch}.attention.key_length", width // heads),
-            ff=meta.int(f"{arch}.feed_forward_length"),
+            kv_heads=meta.size(kv_key, divides=(heads_key, heads)) if kv_key in meta else heads,
+            head_dim=meta.size(dim_key) if dim_key in meta else width // heads,
+            ff=meta.size(f"{arch}.feed_forward_length"),
             vocab=len(meta.strings("tokenizer.ggml.tokens")),
-            context=meta.int(f"{arch}.context_length"),
-            eps=meta.float(f"{arch}.attention.layer_norm_rms_epsilon"),
-            rope_base=meta.optional_float(f"{arch}.rope.freq_base", 10000.0),
+            context=meta.size(f"{arch}.context_length"),
+            eps=meta.positive(f"{arch}.attention.layer_norm_rms_epsilon"),
+            rope_base=meta.positive(rope_key) if rope_key in meta else 10000.0,
         )
 
 

@@ -57,9 +57,7 @@ def trace_model(model_class: Any, config: Any, checkpoint: Checkpoint) -> Graph:
     model = model_class(config, parameters)
     trace = Trace("model", table=TABLE, max_ops=1 << 16)
     caches = [Cache(i) for i in range(config.layers)]
-    outputs = model(trace.add("tokens", (), {}, ("u32", ())), caches)
-    if set(outputs) != set(OUTPUTS) or not all(isinstance(v, Tensor) for v in outputs.values()):
-        raise PoemError(f"a model returns a dict with the read-outs {', '.join(OUTPUTS)}, got {sorted(outputs)}")
+    outputs = _outputs(model(trace.add("tokens", (), {}, ("u32", ())), caches), config)
     unused = [c.layer for c in caches if not c.width]
     if unused:
         raise PoemError(f"layers {unused} never append to their cache; the config asks for {config.layers} layers")
@@ -69,6 +67,21 @@ def trace_model(model_class: Any, config: Any, checkpoint: Checkpoint) -> Graph:
         weight = parameters.used[str(attrs.pop("w"))] if "w" in attrs else None
         nodes.append(Node(i, n.name, n.args, attrs, n.shape[0] if n.shape else 0, weight))
     return Graph(tuple(nodes), {k: v.id for k, v in outputs.items()}, dict(parameters.used), tuple(c.width for c in caches))
+
+
+def _outputs(found: Any, config: Any) -> dict[str, Tensor]:
+    """The read-outs of a model, each of the width that the engine reads."""
+    if not isinstance(found, Mapping):
+        raise PoemError(f"a model returns a dict with the read-outs {', '.join(OUTPUTS)}, got {type(found).__name__}")
+    if set(found) != set(OUTPUTS):
+        raise PoemError(f"a model returns a dict with the read-outs {', '.join(OUTPUTS)}, got {sorted(map(str, found))}")
+    for name, size in zip(OUTPUTS, (config.width, config.vocab), strict=True):
+        value = found[name]
+        if not isinstance(value, Tensor):
+            raise PoemError(f"a model's read-out {name!r} must be a tensor, got {type(value).__name__}")
+        if value.shape != (size,):
+            raise PoemError(f"a model's read-out {name!r} has shape {list(value.shape)}, the config asks for {[size]}")
+    return dict(found)
 
 
 def map_program(graph: Graph, end: Node) -> tuple[Program, list[int]]:

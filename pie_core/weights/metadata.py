@@ -109,6 +109,20 @@ class Metadata(Mapping[Text, Value]):
             raise BadMetadata(f"metadata key {key!r} of {self._source} is {value}, it must be {bounds}")
         return value
 
+    def size(self, key: Text, *, divides: tuple[Text, Integer] | None = None) -> Integer:
+        """An extent of the model: from 1 to 2^31 - 1, and a divisor of `divides` = (what that is, its value) where given."""
+        value = self.int(key, low=1, high=2**31 - 1)
+        if divides is not None and divides[1] % value:
+            raise BadMetadata(f"metadata key {key!r} of {self._source} is {value}, it must divide {divides[0]}, which is {divides[1]}")
+        return value
+
+    def positive(self, key: Text) -> Real:
+        """The finite number above 0 at `key`."""
+        value = self.float(key)
+        if value <= 0:
+            raise BadMetadata(f"metadata key {key!r} of {self._source} is {value}, it must be above 0")
+        return value
+
     def float(self, key: Text) -> Real:
         """The finite number at `key`; an integer is converted."""
         value = self._get(key)

@@ -14,6 +14,7 @@ from pie_core.poem import Cache, Param, Parameters, PoemError, attention, embed,
 from pie_core.poem.lower import lower
 from pie_core.poem.ops import TABLE
 from pie_core.weights import Checkpoint, MissingKey, open_gguf
+from pie_core.weights.errors import BadMetadata
 from tests.support.tiny_gguf import write_tiny_gguf
 
 
@@ -105,11 +106,89 @@ def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_poem_file_replaces_the_registered_one(tmp_path: Path, checkpoint: Checkpoint) -> None:
     good = tmp_path / "mine.py"
     good.write_text("from pie_core.models.llama import Config, Model as Base\nclass Model(Base):\n    mine = True\n")
-    assert resolve(checkpoint.metadata, good).Model.mine
+    mine, built_in = resolve(checkpoint.metadata, good), resolve(checkpoint.metadata)
+    config = mine.Config.from_metadata(checkpoint.metadata)
+    assert trace_model(mine.Model, config, checkpoint) == trace_model(built_in.Model, config, checkpoint)
     bad = tmp_path / "bad.py"
     bad.write_text("x = 1\n")
     with pytest.raises(PoemError, match="must define the classes Model and Config"):
         resolve(checkpoint.metadata, bad)
     bad.write_text("raise ValueError('no')\n")
-    with pytest.raises(PoemError, match="did not load: ValueError: no"):
+    with pytest.raises(PoemError, match=r"bad\.py, line 1, did not load: ValueError: no"):
         resolve(checkpoint.metadata, bad)
+
+
+POEM = """
+from pie_core.models.llama import Config as Sizes, Model as Base
+import sys
+class Config(Sizes):
+    pass
+class Model(Base):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "match"),
+    [
+        ("import sys\nsys.exit(0)\n", r"bad\.py, line 2, did not load: SystemExit: 0"),
+        ("x = (\n", r"bad\.py, line 1, did not load: SyntaxError: '\(' was never closed"),
+        (POEM.replace("class Config(Sizes):\n    pass", "class Config: pass"), r"bad\.py failed to read .*: AttributeError"),
+        (POEM + "    def __init__(self, c, p):\n        {}['key']\n", r"bad\.py, line 9, failed to build the model: KeyError: 'key'"),
+        (
+            POEM + "    def __call__(self, tokens, caches):\n        sys.exit(3)\n",
+            r"bad\.py, line 9, failed to run the model: SystemExit: 3",
+        ),
+        (
+            POEM + "    def __call__(self, tokens, caches):\n        return tokens + 'x'\n",
+            r"bad\.py, line 9, failed to run the model: \w+: .",
+        ),
+        (POEM + "    def __call__(self, tokens, caches):\n        return None\n", "a dict with the read-outs hidden, logits, got NoneType"),
+        (
+            POEM + "    def __call__(self, tokens, caches):\n        return {'hidden': 1, 'logits': 2}\n",
+            "read-out 'hidden' must be a tensor, got int",
+        ),
+        (
+            POEM + "    def __call__(self, tokens, caches):\n        out = super().__call__(tokens, caches)\n"
+            "        return {'hidden': out['logits'], 'logits': out['hidden']}\n",
+            r"read-out 'hidden' has shape \[\d+\], the config asks for \[64\]",
+        ),
+    ],
+)
+def test_a_poem_file_that_fails_is_one_sentence_with_its_line(tmp_path: Path, checkpoint: Checkpoint, source: str, match: str) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text(source)
+    with pytest.raises(PoemError, match=match) as caught:
+        found = resolve(checkpoint.metadata, bad)
+        trace_model(found.Model, found.Config.from_metadata(checkpoint.metadata), checkpoint)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_poems_config_has_the_sizes_of_the_engine(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    bad = tmp_path / "bad.py"
+    config = "class Config:\n    layers = width = 1\n    @classmethod\n    def from_metadata(cls, meta): return cls()\n"
+    bad.write_text(f"class Model: pass\n{config}")
+    with pytest.raises(PoemError, match=r"bad\.py: Config\.vocab is None; it must be a whole number from 1"):
+        resolve(checkpoint.metadata, bad).Config.from_metadata(checkpoint.metadata)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "must"),
+    [
+        ("llama.attention.head_count", 0, "1 to"),
+        ("llama.attention.head_count", 3, "divide llama.embedding_length, which is 64"),
+        ("llama.attention.head_count_kv", 0, "1 to"),
+        ("llama.attention.head_count_kv", 3, "divide llama.attention.head_count, which is 2"),
+        ("llama.attention.key_length", 0, "1 to"),
+        ("llama.block_count", 0, "1 to"),
+        ("llama.embedding_length", 0, "1 to"),
+        ("llama.feed_forward_length", 0, "1 to"),
+        ("llama.context_length", 0, "1 to"),
+        ("llama.rope.freq_base", 0.0, "above 0"),
+        ("llama.attention.layer_norm_rms_epsilon", -1.0, "above 0"),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused_by_key_and_value(tmp_path: Path, key: str, value: float, must: str) -> None:
+    meta = open_gguf(write_tiny_gguf(tmp_path / "tiny.gguf", metadata={key: value})).metadata
+    with pytest.raises(BadMetadata, match=rf"metadata key '{key}' of tiny\.gguf is {value}, it must .*{must}"):
+        resolve(meta).Config.from_metadata(meta)
