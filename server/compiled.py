@@ -33,25 +33,45 @@ def load_component(engine: Engine, config: str, wasm: Path, folder: Path, progre
     parts = (importlib.metadata.version("wasmtime"), config, _cpu(), hashlib.sha256(data).hexdigest())
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     name = f"{wasm.stem.partition('-')[0]}-{key[:32]}"
-    with build_lock(folder / f"{name}.lock"):
-        code = _sound(folder, name)
-        if code is not None:
-            try:
-                return Component.deserialize_file(engine, str(code))
-            except WasmtimeError as error:
-                if progress is not None:
-                    progress(f"compiled code is not usable here ({str(error).splitlines()[0]}), compiling again")
+    found = _load(engine, folder, name, progress)  # without the lock: a folder that cannot be written does where nothing is missing
+    if found is not None:
+        return found
+    try:
+        with build_lock(folder / f"{name}.lock"):
+            return _load(engine, folder, name, progress) or _compile(engine, wasm.name, data, folder, name=name, progress=progress)
+    except OSError as error:
+        raise CompiledCacheError(f"compiled code cannot be written under {folder}: {error.strerror}; {_FIX}.") from None
+
+
+_FIX = "set PIE_CACHE to a writable folder"
+_Progress = Callable[[str], None] | None
+
+
+def _load(engine: Engine, folder: Path, name: str, progress: _Progress) -> Component | None:
+    """The component from the folder's code, mapped instead of copied into memory; None where there is none that is sound."""
+    code = _sound(folder, name)
+    if code is None:
+        return None
+    try:
+        return Component.deserialize_file(engine, str(code))
+    except WasmtimeError as error:
         if progress is not None:
-            progress(f"compiling {wasm.name} ({len(data) / 1e6:.1f} MB)")
-        machine_code = Component(engine, data).serialize()
-        digest = hashlib.sha256(machine_code).hexdigest()
-        code = folder / f"{name}-{digest[:32]}.cwasm"
-        _write(code, machine_code)
-        _write(folder / f"{name}.sha256", digest.encode())  # last: it names the code file
-        kind = name.partition("-")[0]
-        for pattern in (f"{kind}-*.cwasm", f"{kind}-*.sha256", f"{kind}-*.lock"):
-            prune(folder, pattern)
-        return Component.deserialize_file(engine, str(code))  # mapped from the file, instead of a copy in memory
+            progress(f"compiled code is not usable here ({str(error).splitlines()[0]}), compiling again")
+        return None
+
+
+def _compile(engine: Engine, wasm: str, data: bytes, folder: Path, *, name: str, progress: _Progress) -> Component:
+    if progress is not None:
+        progress(f"compiling {wasm} ({len(data) / 1e6:.1f} MB)")
+    machine_code = Component(engine, data).serialize()
+    digest = hashlib.sha256(machine_code).hexdigest()
+    code = folder / f"{name}-{digest[:32]}.cwasm"
+    _write(code, machine_code)
+    _write(folder / f"{name}.sha256", digest.encode())  # last: it names the code file
+    kind = name.partition("-")[0]
+    for pattern in (f"{kind}-*.cwasm", f"{kind}-*.sha256", f"{kind}-*.lock"):
+        prune(folder, pattern)
+    return Component.deserialize_file(engine, str(code))
 
 
 def _own(folder: Path) -> None:
@@ -61,16 +81,14 @@ def _own(folder: Path) -> None:
         if sys.platform == "win32":
             return  # the user's profile folder has no other writers
         info = folder.lstat()
-        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid not in (os.geteuid(), 0):
             raise CompiledCacheError(
                 f"{folder} is not a folder of the current user, so compiled code in it is not loaded; remove it or set PIE_CACHE."
             )
-        if info.st_mode & 0o077:
+        if info.st_mode & 0o022 or (info.st_mode & 0o077 and os.access(folder, os.W_OK) and info.st_uid == os.geteuid()):
             folder.chmod(0o700)
     except OSError as error:
-        raise CompiledCacheError(
-            f"the folder {folder} for compiled code cannot be used: {error.strerror}; set PIE_CACHE to a writable folder."
-        ) from None
+        raise CompiledCacheError(f"the folder {folder} for compiled code cannot be used: {error.strerror}; {_FIX}.") from None
 
 
 def _sound(folder: Path, name: str) -> Path | None:
@@ -85,15 +103,15 @@ def _sound(folder: Path, name: str) -> Path | None:
 
 
 def _write(path: Path, data: bytes | bytearray) -> None:
-    """Atomically, so that a reader in another process never sees half a file."""
+    """Atomically, so that a reader in another process never sees half a file. Raises OSError."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
         try:
             file.write(data)
             file.close()
             os.replace(file.name, path)
-        except OSError as error:
+        except OSError:
             Path(file.name).unlink(missing_ok=True)
-            raise CompiledCacheError(f"compiled code cannot be written to {path}: {error.strerror}.") from None
+            raise
 
 
 def _cpu() -> str:

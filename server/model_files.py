@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
-import json
-import os
-import tempfile
 from pathlib import Path
 
 from aiohttp import hdrs, web
 
 from pie_server.api.backend import BACKEND, Backend
-from pie_server.build.cpu_module import cache_root
 from pie_server.errors import ApiError
-from pie_server.model_download import digest
+from pie_server.file_digest import file_sha256
 from pie_server.send_file import send_file
 from pie_server.threads import in_thread
 
 OWN = "default"  # stands for the served model's name
 _SHARED = {"X-Content-Type-Options": "nosniff"}
-
-
-def file_sha256(path: Path) -> str:
-    """The sha256 of a large file, in hex: computed once for each state of it, then remembered under $PIE_CACHE/digests. Raises OSError."""
-    path = path.resolve()
-    stat = path.stat()
-    state = [str(path), stat.st_size, stat.st_mtime_ns, stat.st_ino]
-    memory = cache_root() / "digests" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:32]}.json"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # not remembered, or not readable: computed again
-        known = json.loads(memory.read_bytes())
-        if known["state"] == state:
-            return str(known["sha256"])
-    found = digest(path)
-    with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=memory.parent, delete=False) as file:
-            json.dump({"state": state, "sha256": found}, file)
-        os.replace(file.name, memory)
-    return found
 
 
 class _Digests:

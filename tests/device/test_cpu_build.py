@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wasmtime
 
 from pie_server.build import cpu_module as build
 from pie_server.build.cpu_module import FLAGS, BuildError, cache_root, compile_c, cpu_module, module_sources, source_key
@@ -26,6 +27,19 @@ def test_builds_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", refuse)
     assert cpu_module(tmp_path) == first
     assert [p.name for p in first.parent.iterdir() if p.name.startswith("cpu-build")] == [], "work folders are removed"
+
+
+DAMAGES = (lambda data: b"", lambda data: b"junk", lambda data: data[:-1], lambda data: data[:100] + b"?" + data[101:])
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_module_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Any) -> None:
+    monkeypatch.setattr(build, "module_sources", lambda: EMPTY)
+    path = cpu_module(tmp_path)
+    data = path.read_bytes()
+    wasmtime.Module.validate(wasmtime.Engine(), data)  # the seal is a section that engines take
+    path.write_bytes(damage(data))
+    assert cpu_module(tmp_path).read_bytes() == data
 
 
 def test_the_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

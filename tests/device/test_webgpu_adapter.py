@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,15 @@ def test_shaders_are_cached_under_the_project_cache(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PIE_CACHE", str(tmp_path))
     monkeypatch.delenv("MESA_SHADER_CACHE_DIR", raising=False)
     assert use_shader_cache() == tmp_path / "shaders" and (tmp_path / "shaders").is_dir()
-    import os
-
     assert os.environ["MESA_SHADER_CACHE_DIR"] == str(tmp_path / "shaders")
     monkeypatch.setenv("MESA_SHADER_CACHE_DIR", "/elsewhere")
     use_shader_cache()
     assert os.environ["MESA_SHADER_CACHE_DIR"] == "/elsewhere"
+
+
+def test_a_cache_that_cannot_be_written_has_no_shaders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PIE_CACHE", str(tmp_path / "file"))
+    monkeypatch.delenv("MESA_SHADER_CACHE_DIR", raising=False)
+    assert use_shader_cache() is None
+    assert "MESA_SHADER_CACHE_DIR" not in os.environ

@@ -183,6 +183,12 @@ def test_a_damaged_file_is_fetched_anew(direct: Index, tmp_path: Path) -> None:
     path = models.pull("tiny")
     path.write_bytes(bytes(path.stat().st_size))
     assert models.pull("tiny").read_bytes() == (tmp_path / FILE).read_bytes()
+    path.write_bytes(bytes(path.stat().st_size))
+    for _ in range(2):  # the digest is remembered, the refusal stays
+        with pytest.raises(StoreError, match=r"the file of tiny is damaged.*`pie model pull tiny`"):
+            models.resolve("tiny")
+    models.pull("tiny")
+    assert models.resolve("tiny") == path
     path.write_bytes(b"short")
     with pytest.raises(StoreError, match=r"has 5 bytes, expected .* `pie model pull tiny`"):
         models.resolve("tiny")
@@ -434,3 +440,14 @@ def test_the_default_model_is_here_and_right() -> None:
     path = models.resolve(models.DEFAULT_MODEL)
     assert path.stat().st_size == entry.size == 98_362_432
     assert model_download.digest(path) == entry.sha256
+
+
+def test_an_unchanged_file_is_hashed_once(direct: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = models.pull("tiny")
+    models.resolve("tiny")
+
+    def refuse(path: Path) -> str:
+        raise AssertionError("hashed again")
+
+    monkeypatch.setattr("pie_server.file_digest.digest", refuse)
+    assert models.resolve("tiny") == path

@@ -161,3 +161,35 @@ def test_only_recent_results_are_kept(wasm: Path, tmp_path: Path) -> None:
     assert [len(list(folder.glob(f"*{suffix}"))) for suffix in (".cwasm", ".sha256", ".lock")] == [4, 4, 4]
     load_component(Engine(), "settings 0", wasm, folder, said)
     assert said.compiles == 1, "the oldest was removed"
+
+
+def test_code_that_is_there_needs_no_lock(wasm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a cache that was filled before and cannot be written now."""
+    folder = tmp_path / "c"
+    load_component(Engine(), "plain", wasm, folder)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pie_server.compiled.build_lock", refuse)
+    folder.chmod(0o500)
+    load_component(Engine(), "plain", wasm, folder)
+    with pytest.raises(CompiledCacheError, match=r"cannot be written under .*Permission denied; set PIE_CACHE to a writable folder"):
+        load_component(Engine(), "other settings", wasm, folder)
+    folder.chmod(0o700)
+
+
+def test_a_damaged_component_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+
+    def componentize(tool: Path, stage: Path, out: Path) -> None:
+        built.append(out)
+        out.write_bytes(wat2wasm('(component (core module (func (export "f"))))'))
+
+    monkeypatch.setattr(build, "_componentize", componentize)
+    path = build.python_component(tmp_path)
+    assert build.python_component(tmp_path) == path and len(built) == 1
+    data = path.read_bytes()
+    load_component(Engine(), "plain", path, tmp_path / "compiled")
+    path.write_bytes(data[:50] + b"?" + data[51:])
+    assert build.python_component(tmp_path).read_bytes() == data and len(built) == 2
