@@ -131,9 +131,16 @@ test("a worker that cannot start fails the runs that wait, and `ready`", async (
   const { pool: made, workers } = pool();
   const dead: string[] = [];
   made.attach(1, port(), (type, message) => dead.push(`${type}: ${message}`));
+  const failed = assert.rejects(made.ready(), { name: "NetworkError" });
   workers[0]?.say({ kind: "failed", error: { name: "NetworkError", message: "component.core.wasm could not be fetched" } });
-  await assert.rejects(made.ready(), { name: "NetworkError" });
+  await failed;
   assert.match(dead.join(), /^WorkerFailed: .*could not be fetched/);
+  const again = made.ready();
+  assert.equal(workers.length, 2, "the next call tries again");
+  made.attach(2, port(), never);
+  workers[1]?.say({ kind: "ready", shared: SHARED });
+  await again;
+  assert.deepEqual(workers[1]?.runs, [2]);
   made.dispose();
 });
 
@@ -149,4 +156,11 @@ test("a worker that crashes ends its run only", () => {
   assert.deepEqual(workers[1]?.runs, [2]);
   made.dispose();
   assert.throws(() => made.attach(3, port(), never), /disposed/);
+});
+
+test("dispose rejects who waits for a worker", async () => {
+  const { pool: made } = pool();
+  const waiting = assert.rejects(made.ready(), { name: "Cancelled" });
+  made.dispose();
+  await waiting;
 });

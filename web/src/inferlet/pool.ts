@@ -1,6 +1,6 @@
 // The inferlet workers of a page: made ready ahead of time, one a run, watched, and thrown away when anything went wrong in them.
 
-import { errorFrom, type PieError } from "../errors.js";
+import { Cancelled, errorFrom, type PieError } from "../errors.js";
 import type { FromInferlet, SharedParts, TextSpec, ToInferlet } from "../messages.js";
 
 /** The part of a Worker that the pool uses. */
@@ -82,10 +82,11 @@ export class InferletPool {
     this.#refill();
   }
 
-  /** Resolves when a worker is ready, rejects when none can be brought up. */
+  /** Resolves when a worker is ready, rejects when none can be brought up. Another call tries again. */
   async ready(): Promise<void> {
-    while (!this.#disposed) {
-      if (this.#shared !== null) return;
+    this.#retry();
+    while (this.#shared === null) {
+      if (this.#disposed) throw new Cancelled("the pool of inferlet workers was disposed");
       if (this.#failure !== null) throw this.#failure;
       await new Promise<void>((resolve) => this.#waiters.add(resolve));
     }
@@ -94,8 +95,9 @@ export class InferletPool {
   /** Give a run a worker, which serves it over `port` (transferred). */
   attach(run: number, port: MessagePort, onDead: OnDead): Lease {
     const job: Job = { run, port, onDead, entry: null, ended: false };
-    if (this.#disposed) throw new Error("the pool is disposed");
+    if (this.#disposed) throw new Cancelled("the pool of inferlet workers was disposed");
     this.#queue.push(job);
+    this.#retry();
     this.#assign();
     return { release: () => this.#release(job) };
   }
@@ -112,6 +114,13 @@ export class InferletPool {
   }
 
   // --- workers
+
+  /** What failed before may work now: the network is back. */
+  #retry(): void {
+    if (this.#failure === null) return;
+    this.#failure = null;
+    this.#refill();
+  }
 
   #start(): Entry {
     const worker = this.#makeWorker(this.#base);
