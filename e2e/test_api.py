@@ -1,0 +1,136 @@
+"""The API of pie.js as another page would use it: signals, dispose in every state, several at once, a worker that dies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page
+
+from e2e.conftest import TINY_URL, OpenContext, TinyModel
+
+pytestmark = pytest.mark.timeout(300)
+
+# Names for the scripts below, and a look at an error.
+SETUP = f"""async () => {{
+  const {{Pie, ...errors}} = await import('/web/pie.js');
+  const load = (more = {{}}) => Pie.load({{model: '{TINY_URL}', device: 'cpu', ...more}});
+  const caught = (promise) => promise.then((value) => ({{value}}), (error) =>
+    ({{name: error.name, type: error.type, message: error.message, kind: errors[error.name] && error instanceof errors[error.name]}}));
+  const ECHO = 'async def main(input):\\n    return input\\n';
+  const ENDLESS = 'async def main(input):\\n    while True:\\n        pass\\n';
+  const SENDS = 'from inferlet import send\\nasync def main(input):\\n    for i in range(3):\\n        send(i)\\n    return "end"\\n';
+  Object.assign(globalThis, {{Pie, errors, load, caught, ECHO, ENDLESS, SENDS}});
+}}"""
+
+
+@pytest.fixture(scope="module")
+def page(contexts: OpenContext, tiny: TinyModel) -> Iterator[Page]:
+    """An empty page of the server's origin, under the policy of its files, with one Pie in `pie`."""
+    context, open_tab = contexts()
+    tiny.serve(context)
+    tab = open_tab()
+    tab.page.goto(f"{tab.origin}/web/hello/icon.svg")
+    tab.page.evaluate(SETUP)
+    tab.page.evaluate("async () => { globalThis.pie = await load() }")
+    yield tab.page
+
+
+def do(page: Page, script: str) -> Any:
+    """What the body of an async function returns."""
+    return page.evaluate(f"async () => {{ {script} }}")
+
+
+def test_many_runs_at_once_keep_their_inputs_and_messages_apart(page: Page) -> None:
+    script = """return Promise.all([1, 2, 3, 4, 5, 6].map(async (n) => {
+      const seen = [];
+      const result = await pie.run(n % 2 ? ECHO : SENDS, {input: n, onMessage: (m) => seen.push(m)});
+      return [result, seen];
+    }))"""
+    assert do(page, script) == [[n, []] if n % 2 else ["end", [0, 1, 2]] for n in range(1, 7)]
+
+
+def test_a_signal_ends_a_run_at_once_and_others_go_on(page: Page) -> None:
+    script = """const control = new AbortController();
+      const endless = caught(pie.run(ENDLESS, {signal: control.signal}));
+      const other = pie.run(ECHO, {input: 'other'});
+      await new Promise((resolve) => setTimeout(resolve, 300));
+      control.abort();
+      const began = performance.now();
+      return [await endless, performance.now() - began, await other, await caught(pie.run(ECHO, {signal: control.signal}))]"""
+    endless, took, other, before = do(page, script)
+    assert endless["name"] == before["name"] == "Cancelled" and endless["kind"] is True
+    assert took < 500 and other == "other"
+
+
+def test_an_error_of_the_caller_ends_its_run(page: Page) -> None:
+    found = do(page, "return caught(pie.run(SENDS, {onMessage: () => { throw new RangeError('mine') }}))")
+    assert (found["name"], found["message"]) == ("RangeError", "mine")
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("pie.run(5)", "must be a text"),
+        ("pie.run(ECHO, {input: () => 1})", "must be a JSON value"),
+        ("load({device: 'abacus'})", 'no device "abacus"'),
+        ("load({model: 'http://['})", "is not a URL"),
+        ("load({base: '/nowhere/'})", "could not be started"),
+    ],
+)
+def test_wrong_calls_say_what_is_wrong(page: Page, call: str, words: str) -> None:
+    found = do(page, f"return caught({call})")
+    assert found["name"] in ("PieError", "LoadError") and words in found["message"], found
+
+
+def test_a_load_is_cancelled_at_once_and_the_next_one_works(page: Page) -> None:
+    script = """const control = new AbortController();
+      const stages = [];
+      const loading = caught(load({signal: control.signal, onProgress: ({stage}) => { stages.push(stage); control.abort(); }}));
+      const began = performance.now();
+      const before = await caught(load({signal: AbortSignal.abort()}));
+      return [await loading, before, stages, performance.now() - began]"""
+    loading, before, stages, took = do(page, script)
+    assert loading["name"] == before["name"] == "Cancelled" and len(stages) == 1 and took < 5000
+    again = """const next = await load();
+      const got = await next.run(ECHO, {input: 7});
+      await next.dispose();
+      return [got, await pie.run(ECHO, {input: 8})]"""
+    assert do(page, again) == [7, 8]  # beside the one that was there: they share nothing
+
+
+def test_dispose_ends_what_runs_and_refuses_what_comes(page: Page) -> None:
+    script = """const own = await load();
+      const running = [caught(own.run(ENDLESS)), caught(own.run(ECHO))];
+      const gone = [own.dispose(), own.dispose()];
+      const late = await caught(own.run(ECHO));
+      const ended = await Promise.all(running);
+      await Promise.all(gone);
+      return {ended, late, stats: await caught(own.stats()), failed: (await own.failed).name, info: own.info().model.name}"""
+    found = do(page, script)
+    assert {run["name"] for run in found["ended"]} == {"Cancelled"}
+    assert "disposed" in found["late"]["message"] and found["stats"]["name"] == "Cancelled"
+    assert found["failed"] == "Cancelled" and found["info"] == "tiny"
+
+
+def test_an_engine_worker_that_dies_ends_its_runs_with_an_error(page: Page) -> None:
+    script = """const Real = Worker;
+      let engine = null;
+      globalThis.Worker = class extends Real {
+        constructor(url, options) {
+          super(url, options);
+          if (options.name === 'pie engine') engine = this;
+        }
+      };
+      const own = await load();
+      globalThis.Worker = Real;
+      const running = caught(own.run(ENDLESS));
+      await new Promise((resolve) => setTimeout(resolve, 100));
+      engine.dispatchEvent(new ErrorEvent('error', {message: 'out of memory', cancelable: true}));
+      const late = await caught(own.run(ECHO));
+      const found = {running: await running, late, failed: (await own.failed).message};
+      await own.dispose();
+      return found"""
+    found = do(page, script)
+    assert found["running"]["message"] == found["late"]["message"] == found["failed"] == "the engine worker failed: out of memory"
