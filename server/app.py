@@ -11,6 +11,7 @@ from pie_server import web as page
 from pie_server.api import openai
 from pie_server.api.backend import BACKEND, METRICS, Backend
 from pie_server.config import Settings
+from pie_server.drain import DRAIN, Drain
 from pie_server.metrics import CONTENT_TYPE, Metrics
 from pie_server.middleware import BODY_LIMIT, observe, stamp
 
@@ -39,8 +40,8 @@ def create_app(backend: Backend, settings: Settings) -> web.Application:
     """The application; it can serve while `backend` still loads. Starting and closing the backend is the caller's part."""
     limit = int(settings.max_body_mb * 2**20)
     metrics = Metrics(backend.stats)
-    app = web.Application(middlewares=[observe(metrics, settings.cors_origins)], client_max_size=limit)
-    app[BACKEND], app[METRICS], app[BODY_LIMIT] = backend, metrics, limit
+    app = web.Application(middlewares=[observe(metrics, settings)], client_max_size=limit)
+    app[BACKEND], app[METRICS], app[BODY_LIMIT], app[DRAIN] = backend, metrics, limit, Drain()
 
     async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
         await stamp(request, response, settings.cors_origins)

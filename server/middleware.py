@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 import secrets
@@ -14,7 +15,11 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from pie_server.errors import ApiError
+from pie_server.config import Settings
+from pie_server.drain import DRAIN
+from pie_server.errors import ApiError, one_sentence
+from pie_server.hosts import host_allowed
+from pie_server.listener import BODY_FAULTS
 from pie_server.logs import log, where
 from pie_server.metrics import Metrics
 
@@ -78,7 +83,20 @@ def _preflight(request: web.Request, cors: dict[str, str]) -> web.Response:
     return web.Response(status=204, headers=headers)
 
 
-async def _answer(request: web.Request, handler: Handler, origins: Sequence[str]) -> web.StreamResponse:
+def _check_host(request: web.Request, settings: Settings) -> None:
+    for host in request.headers.getall("Host", []):
+        if not host_allowed(host, settings.host, settings.allowed_hosts):
+            shown = json.dumps(host[:80])
+            message = f"the Host {shown} is not one of this server's; start the server with --allowed-host to serve that name"
+            raise ApiError(403, message, code="host_not_allowed")
+
+
+async def _answer(request: web.Request, handler: Handler, settings: Settings) -> web.StreamResponse:
+    try:
+        _check_host(request, settings)
+    except ApiError as error:
+        return error_response(error)
+    origins = settings.cors_origins
     cors = _cors_headers(request, origins)
     if cors and request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
         return _preflight(request, cors)
@@ -94,6 +112,11 @@ async def _answer(request: web.Request, handler: Handler, origins: Sequence[str]
         return error_response(error)
     except web.HTTPException as error:
         return error_response(_from_http(request, error))
+    except BODY_FAULTS:
+        coding = request.headers.get("Content-Encoding")
+        fault = f"it is no {one_sentence(coding)[:40]}, which its Content-Encoding names" if coding else "it does not end as its head says"
+        message = f"the request body cannot be read: {fault}"
+        return error_response(ApiError(400, message, code="invalid_body", headers={"Connection": "close"}))
     except (asyncio.CancelledError, ConnectionResetError):
         raise
     except Exception as error:  # the server's last boundary: a fault of one request must not take the connection's answer away
@@ -101,7 +124,7 @@ async def _answer(request: web.Request, handler: Handler, origins: Sequence[str]
         return error_response(ApiError(500, "the server hit an internal error; its log names the place", code="internal_error"))
 
 
-def observe(metrics: Metrics, origins: Sequence[str]) -> Middleware:
+def observe(metrics: Metrics, settings: Settings) -> Middleware:
     """The one middleware: answers errors in shape and writes one log line and the metrics of each request."""
 
     @web.middleware
@@ -112,7 +135,8 @@ def observe(metrics: Metrics, origins: Sequence[str]) -> Middleware:
         request[LOG_FIELDS] = fields
         status = CLIENT_CLOSED
         try:
-            response = await _answer(request, handler, origins)
+            with request.app[DRAIN].request():
+                response = await _answer(request, handler, settings)
             status = response.status
             return response
         finally:

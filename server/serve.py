@@ -16,9 +16,12 @@ from aiohttp import web
 from pie_server.api.backend import Backend
 from pie_server.app import create_app
 from pie_server.config import Settings
+from pie_server.drain import DRAIN
 from pie_server.errors import UserError
+from pie_server.listener import listen
 from pie_server.logs import log
 
+LEAST_TELLING_S, MOST_TELLING_S = 0.2, 1.0  # time for the last answers, within shutdown_s where that is longer
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -82,22 +85,25 @@ async def _until_signal() -> str:
 async def serve(sock: socket.socket, backend: LoadingBackend, settings: Settings, on_ready: Callable[[str], None]) -> None:
     """Serve `backend` on `sock` until a signal comes. `on_ready` gets the server's address once the model has loaded.
 
-    Requests that run when the signal comes get `settings.shutdown_s` seconds and are cancelled then.
+    Requests that run when the signal comes have `settings.shutdown_s` seconds; who is not done shortly before is told so.
     """
     app = create_app(backend, settings)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=settings.shutdown_s)
+    telling = min(MOST_TELLING_S, max(LEAST_TELLING_S, settings.shutdown_s / 10))
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=telling / 2)
     await runner.setup()
     try:
-        await web.SockSite(runner, sock).start()
+        server = await listen(runner, sock)
         url = url_of(sock)
         log("listening", address=url)
         loading = asyncio.create_task(_load(backend, url, on_ready))
         log("stopping", reason=await _until_signal())
+        server.close()
         loading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await loading
+        await app[DRAIN].finish(max(0.0, settings.shutdown_s - telling))
     finally:
-        await runner.cleanup()
+        await runner.cleanup()  # waits twice at most `shutdown_timeout`: for answers, and for who does not read them
         await backend.close()
 
 

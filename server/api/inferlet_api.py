@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from pie_server.api.backend import BACKEND, METRICS, InferletError
+from pie_server.drain import DRAIN
 from pie_server.errors import ApiError
 from pie_server.logs import log, where
 from pie_server.middleware import LOG_FIELDS, REQUEST_ID
@@ -74,8 +75,11 @@ async def run_api(request: web.Request, source: str, name: str, payload: Mapping
     failure: ApiError | None
     result: Any = None
     try:
-        result = await backend.run(source, name, payload, events.send_json if stream else None)
+        async with request.app[DRAIN].stoppable():
+            result = await backend.run(source, name, payload, events.send_json if stream else None)
         failure = _answer_error(result)
+    except ApiError as error:  # the server stops
+        failure = error
     except InferletError as error:
         failure = as_api_error(error)
         log("inferlet_failed", logging.WARNING, id=request[REQUEST_ID], inferlet=name, type=error.kind, line=error.line)

@@ -294,6 +294,41 @@ async def test_a_page_of_the_same_origin_may_post() -> None:
             assert response.status == 200
 
 
+@pytest.mark.parametrize(
+    ("host", "settings", "status"),
+    [
+        ("evil.com", {}, 403),
+        ("evil.com:8080", {}, 403),
+        ("localhost.evil.com", {}, 403),
+        ("127.0.0.1.evil.com", {}, 403),
+        ("10.1.2.3", {}, 403),
+        ("[broken", {}, 403),
+        ("localhost:8080", {}, 200),
+        ("LOCALHOST.", {}, 200),
+        ("127.0.0.5", {}, 200),
+        ("[::1]:8080", {}, 200),
+        ("10.1.2.3:80", {"host": "10.1.2.3"}, 200),
+        ("box.lan", {"host": "box.lan"}, 200),
+        ("10.1.2.3", {"host": "0.0.0.0"}, 200),
+        ("evil.com", {"host": "0.0.0.0"}, 403),
+        ("pie.example", {"allowed_hosts": ["Pie.example"]}, 200),
+        ("other.example", {"allowed_hosts": ["pie.example"]}, 403),
+        ("any.example", {"allowed_hosts": ["*"]}, 200),
+    ],
+)
+async def test_a_host_name_that_is_not_ours_is_refused_though_the_origin_is_the_same(
+    host: str, settings: dict[str, Any], status: int
+) -> None:
+    async with serving(FakeBackend(), **settings) as session:
+        for method, path in (("POST", CHAT), ("GET", "/health")):
+            headers = {"Host": host, "Origin": f"http://{host}"}
+            async with session.request(method, path, json=HELLO if method == "POST" else None, headers=headers) as response:
+                assert response.status == status
+                if status == 403:
+                    error = assert_error_shape(await response.json())
+                    assert error["code"] == "host_not_allowed" and "--allowed-host" in error["message"]
+
+
 async def test_log_lines_hold_no_user_text_and_cannot_be_forged(capfd: pytest.CaptureFixture[str]) -> None:
     from pie_server.logs import configure
 

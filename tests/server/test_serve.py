@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ from fake_backend import FakeBackend
 from pie_server.api.backend import OnMessage, Progress, Status
 from pie_server.config import Settings, load_settings
 from pie_server.errors import UserError
+from pie_server.logs import configure
 from pie_server.serve import bind, serve, url_of
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
@@ -71,8 +73,98 @@ async def test_listens_while_loading_and_ends_on_sigterm() -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
                 await running
                 assert (backend.running, backend.cancelled, backend.closed) == (0, 1, True)
-                with pytest.raises(aiohttp.ClientError):
-                    await request
+                assert (await request).status == 503
+
+
+class Endless(SlowBackend):
+    """Answers that never end."""
+
+    async def _forever(self, payload: Mapping[str, Any], send: OnMessage) -> Any:
+        while True:
+            await send({"i": 0})
+            await asyncio.sleep(0.01)
+
+
+async def test_a_stop_is_told_to_streams_and_whole_requests_within_its_time() -> None:
+    backend = Endless()
+    backend.go_on.set()
+    with bind("127.0.0.1", 0) as sock:
+        chat = f"{url_of(sock)}/v1/chat/completions"
+        running = asyncio.create_task(serve(sock, backend, Settings(shutdown_s=1), lambda _: None))
+        await until(lambda: backend.status.state == "ready")
+
+        async def ask(stream: bool) -> tuple[int, str]:
+            async with aiohttp.ClientSession() as session, session.post(chat, json={**HELLO, "stream": stream}) as response:
+                return response.status, await response.text()
+
+        whole, stream = asyncio.create_task(ask(False)), asyncio.create_task(ask(True))
+        await until(lambda: backend.running == 2)
+        began = asyncio.get_running_loop().time()
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(5):
+            await running
+            assert 0.5 < asyncio.get_running_loop().time() - began < 1.3
+            status, text = await whole
+            assert (status, json.loads(text)["error"]["code"]) == (503, "shutting_down")
+            status, text = await stream
+    last = text.rstrip().split("\n\n")[-1].removeprefix("data: ")
+    assert (status, json.loads(last)["error"]["code"]) == (200, "shutting_down")
+
+
+async def test_a_stop_waits_no_longer_than_for_the_last_request() -> None:
+    class Brief(SlowBackend):
+        async def _forever(self, payload: Mapping[str, Any], send: OnMessage) -> Any:
+            await asyncio.sleep(0.2)
+            return {"body": {"fine": True}}
+
+    backend = Brief()
+    backend.go_on.set()
+    with bind("127.0.0.1", 0) as sock:
+        running = asyncio.create_task(serve(sock, backend, Settings(shutdown_s=30), lambda _: None))
+        await until(lambda: backend.status.state == "ready")
+        async with aiohttp.ClientSession() as session:
+            request = asyncio.create_task(session.post(f"{url_of(sock)}/v1/chat/completions", json=HELLO))
+            await until(lambda: backend.running == 1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            async with asyncio.timeout(3):
+                assert (await request).status == 200
+                await running
+
+
+JUNK = b'{"messages": 1}'
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 15\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "match"),
+    [
+        (POST + b"Content-Encoding: gzip\r\n\r\n" + JUNK, "it is no gzip, which its Content-Encoding names"),
+        (POST + b"Content-Encoding: deflate\r\n\r\n" + JUNK, "it is no deflate"),
+        (POST + b"X: " + b"a" * 20_000 + b"\r\n\r\n" + JUNK, "a line of its head is longer than 8190 bytes"),
+        (b"garbage\r\n\r\n", "the request cannot be read"),
+    ],
+)
+async def test_what_cannot_be_read_is_a_400_and_at_most_one_line_without_a_traceback(
+    request_bytes: bytes, match: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    backend = SlowBackend()
+    backend.go_on.set()
+    configure()
+    with bind("127.0.0.1", 0) as sock:
+        running = asyncio.create_task(serve(sock, backend, Settings(), lambda _: None))
+        await until(lambda: backend.status.state == "ready")
+        capfd.readouterr()
+        async with asyncio.timeout(5):
+            reader, writer = await asyncio.open_connection(*sock.getsockname())
+            writer.write(request_bytes)
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            writer.close()
+        assert len(capfd.readouterr().err.splitlines()) <= 1
+        os.kill(os.getpid(), signal.SIGTERM)
+        await running
+    assert b" 400 " in head.splitlines()[0]
+    error = json.loads(body)["error"]
+    assert error["type"] == "invalid_request_error" and match in error["message"]
 
 
 async def test_a_signal_while_loading_ends_at_once() -> None:
