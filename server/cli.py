@@ -86,6 +86,9 @@ def serve(
     max_concurrent: Annotated[int | None, typer.Option(help="Requests at one time; more get 429.", show_default=False)] = None,
     max_body_mb: Annotated[float | None, typer.Option(help="Largest request body in MB.", show_default=False)] = None,
     shutdown_s: Annotated[float | None, typer.Option(help="Seconds for running requests after SIGTERM.", show_default=False)] = None,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="Host name that requests may ask for, besides this machine's; repeatable.", show_default=False)
+    ] = None,
     cors_origin: Annotated[list[str] | None, typer.Option(help="Web origin that may call; repeatable.", show_default=False)] = None,
     log_format: Annotated[Literal["json", "text"] | None, typer.Option(help="Form of the log lines.", show_default=False)] = None,
 ) -> None:
@@ -98,7 +101,8 @@ def serve(
 
     settings = load_settings(
         host=host, port=port, model=model, device=device, poem=poem, kv_pool_mb=kv_pool_mb, max_concurrent=max_concurrent,
-        max_body_mb=max_body_mb, shutdown_s=shutdown_s, cors_origins=cors_origin or None, log_format=log_format,
+        max_body_mb=max_body_mb, shutdown_s=shutdown_s, allowed_hosts=allowed_host or None, cors_origins=cors_origin or None,
+        log_format=log_format,
     )  # fmt: skip
     configure(settings.log_format)
     service = Service.from_settings(settings)
