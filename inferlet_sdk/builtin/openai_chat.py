@@ -121,18 +121,43 @@ async def generate(choice: Choice, ws: WorkingSet, pipe: Pipeline, tokens: list[
     pipe.close()
 
 
+def room_to_answer(prompt: int, n: int) -> int:
+    """The most tokens that each of `n` answers to a prompt of that many tokens may have, so that all of them fit side by side.
+
+    A request alone must never need more pages than there are: then no waiting would help it. So an answer ends with "length" where
+    the context, or its share of the KV cache, ends, whatever max_tokens asks for. The last token of an answer needs no place.
+    """
+    room = model.context - prompt
+    if n > 1 and model.pages:
+        shared = (prompt - 1) // model.page_tokens  # full pages of the prompt but its last token, which all choices read
+        room = min(room, (shared + (model.pages - shared) // n) * model.page_tokens - prompt + 1)
+    return room
+
+
+def does_not_fit(prompt: int, n: int) -> dict:
+    """The refusal of a prompt that leaves no room to answer; says what would help."""
+    capacity = model.pages * model.page_tokens
+    if prompt < model.context:
+        message = f"{n} answers to messages of {prompt} tokens do not fit into the KV cache of {capacity} tokens; ask for a smaller n"
+        return refusal(f"{message}, or start the server with a larger --kv-pool-mb", param="n")
+    limit = f"the context of {model.name} is {model.context}"
+    if model.context == capacity:
+        limit = f"the KV cache of this server holds {capacity}"
+    message = f"the messages are {prompt} tokens, {limit}, and at least 1 must be left to answer"
+    return refusal(message + ("; a larger --kv-pool-mb makes room" if model.context == capacity else ""))
+
+
 async def main(input: dict) -> dict:
     request = input["request"]
     try:
         prompt = chat.render(request["messages"])
-    except InferletError as error:  # no template, or one that refuses this order of roles
-        return refusal(str(error), "invalid_messages")
-    room = model.context - len(prompt)
+    except InferletError as error:
+        if error.fields.get("too_long") or type(error).__name__ == "OutputLimitExceeded":  # limits far beyond any context
+            return refusal(f"the messages are far longer than the context of {model.name}, {model.context} tokens: {error}")
+        return refusal(str(error), "invalid_messages")  # no template, or one that refuses this order of roles
+    room = room_to_answer(len(prompt), request["n"])
     if room < 1:
-        message = (
-            f"the messages are {len(prompt)} tokens, the context of {model.name} is {model.context}, and at least 1 must be left to answer"
-        )
-        return refusal(message)
+        return does_not_fit(len(prompt), request["n"])
     limit = min(room, request["max_tokens"] or room)
     reply = Reply({"id": input["id"], "created": input["created"], "model": input["model"]}, request)
     choices = [Choice(i, reply, request["stop"], limit) for i in range(request["n"])]
@@ -166,9 +191,9 @@ async def main(input: dict) -> dict:
     return {"body": reply.completion(choices, usage), "usage": usage}
 
 
-def refusal(message: str, code: str = "context_length_exceeded") -> dict:
+def refusal(message: str, code: str = "context_length_exceeded", param: str = "messages") -> dict:
     """The answer to messages that do not fit, or that the template refuses."""
     return {
         "status": 400,
-        "error": {"message": message, "type": "invalid_request_error", "param": "messages", "code": code},
+        "error": {"message": message, "type": "invalid_request_error", "param": param, "code": code},
     }

@@ -68,7 +68,7 @@ class GuestPort:
         except EngineError as error:
             return Refusal(error.type_name, error.message, error.fields).json()
         except TextError as error:
-            return Refusal(type(error).__name__, str(error)).json()
+            return Refusal(type(error).__name__, str(error), {"too_long": True} if error.too_long else None).json()
         except Exception as error:  # the boundary to the guest: whatever is wrong on this side must not trap it
             _log.exception("host op %r failed", op[:40])
             return Refusal("HostError", f"{op[:40]}: the host failed: {type(error).__name__}").json()

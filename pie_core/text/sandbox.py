@@ -91,7 +91,8 @@ class Budget:
         self.work -= characters
         if characters > MAX_TEXT or self.work < 0:
             raise TemplateError(
-                f"the chat template makes a string of {characters} characters; {MAX_TEXT} are allowed, {MAX_WORK} for all strings together"
+                f"the chat template makes a string of {characters} characters; {MAX_TEXT} are allowed, {MAX_WORK} for all strings together",
+                too_long=True,
             )
 
 

@@ -14,7 +14,12 @@ MAX_DEPTH = 32  # nesting of lists and objects in a message
 
 
 class TextError(Exception):
-    """Text, messages or a template cannot be used; the message is one sentence."""
+    """Text, messages or a template cannot be used; the message is one sentence. `too_long`: because of their length alone, which is
+    beyond any model's context."""
+
+    def __init__(self, text: str, *, too_long: bool = False) -> None:
+        super().__init__(text)
+        self.too_long = too_long
 
 
 class MessageError(TextError):

@@ -59,7 +59,7 @@ class ChatTemplate:
                 budget.tick()
                 size += len(part)
                 if size > MAX_TEXT:
-                    raise TemplateError(f"the chat template writes more than {MAX_TEXT} characters")
+                    raise TemplateError(f"the chat template writes more than {MAX_TEXT} characters", too_long=True)
                 parts.append(part)
         except TemplateError:
             raise

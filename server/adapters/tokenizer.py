@@ -31,7 +31,8 @@ class HfTokenizer:
         are left out, as the reference implementation does.
         """
         if len(text) > MAX_CHARS:
-            raise TokenizerError(f"text of {len(text)} characters is too long to encode; at most {MAX_CHARS} are allowed")
+            message = f"text of {len(text)} characters is too long to encode; at most {MAX_CHARS} are allowed"
+            raise TokenizerError(message, too_long=True)
         try:
             text.encode()
         except UnicodeEncodeError as error:

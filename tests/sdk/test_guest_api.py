@@ -320,7 +320,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("ws.commit('all')", "UsageError", "'all'"),
     ("ws.truncate(-1)", "UsageError", "n is -1"),
     ("ws.fork(ws)", "UsageError", "Pipeline"),
-    ("model.encode(3)", "UsageError", "text is 3; use a str (`pie run` passes the text 5, not the number, as --key:str 5)"),
+    ("model.encode(3)", "UsageError", "text is 3; use a str"),
     ("model.encode('a\\ud800')", "UsageError", "encode: text holds a lone surrogate (U+D800 at character 1)"),
     ("chat.user('\\udc80')", "UsageError", "chat.role: content holds a lone surrogate"),
     ("chat.render([{'role': 'user', 'content': '\\udc80'}])", "UsageError", "messages[0]['content'] holds a lone surrogate"),

@@ -187,6 +187,16 @@ def test_a_template_cannot_make_something_huge(name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("source", ["{{ messages[0].content }}", "{{ messages[0].content + 'b' }}"])
+def test_messages_over_the_limits_are_told_from_other_faults(source: str) -> None:
+    with pytest.raises(TemplateError, match="4000000") as caught:
+        render(source, [{"role": "user", "content": "a" * 4_000_001}])
+    assert caught.value.too_long
+    with pytest.raises(TemplateError) as caught:
+        render("{{ raise_exception('no') }}")
+    assert not caught.value.too_long
+
+
 ATTACKS = [
     "{{ ''.__class__.__mro__ }}",
     "{{ ''['__class__']['__mro__'] }}",

@@ -87,8 +87,9 @@ def test_long_runs_do_not_blow_up(tokenizer: HfTokenizer) -> None:
     for character in ("a", " ", "日"):
         run = character * (MAX_CHARS // 5)
         assert tokenizer.decode(tokenizer.encode(run)) == run
-    with pytest.raises(TokenizerError, match=f"{MAX_CHARS + 1} characters is too long to encode; at most {MAX_CHARS}"):
+    with pytest.raises(TokenizerError, match=f"{MAX_CHARS + 1} characters is too long to encode; at most {MAX_CHARS}") as caught:
         tokenizer.encode("a" * (MAX_CHARS + 1))
+    assert caught.value.too_long
 
 
 def test_a_lone_surrogate_is_refused(tokenizer: HfTokenizer) -> None:

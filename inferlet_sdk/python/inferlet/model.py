@@ -21,7 +21,7 @@ eos: list[int] = []  # the checkpoint's stop ids; several are normal
 def encode(text: str) -> list[int]:
     """Token ids of `text`; adds no special tokens and never parses them."""
     if not isinstance(text, str):
-        raise UsageError(f"model.encode: text is {_short(text)}; use a str (`pie run` passes the text 5, not the number, as --key:str 5)")
+        raise UsageError(f"model.encode: text is {_short(text)}; use a str")
     ids: list[int] = _host.call_with("encode", text=text)
     return ids
 
