@@ -5,6 +5,8 @@ import asyncio
 from inferlet import chat, model
 from inferlet.eta import Channel, ForwardPass, Pipeline, StateGeometry, WorkingSet, gumbel_max, intrinsics
 
+AT_ONCE = 32  # branches that run together; an inferlet may have 64 passes outstanding
+
 
 async def step(pipe: Pipeline, ws: WorkingSet, tokens: list[int], rng: Channel) -> int:
     """Feed `tokens` to `ws` and sample the next one."""
@@ -29,10 +31,19 @@ async def branch(ws: WorkingSet, last: int, seed: int, n: int) -> str:
     return model.decode(tokens)
 
 
+def count(input: dict, name: str, default: int, most: int) -> int:
+    """A whole number of the input, checked."""
+    n = int(input.get(name, default))
+    if not 1 <= n <= most:
+        raise ValueError(f"{name} is {n}; use 1 to {most}")
+    return n
+
+
 async def main(input: dict) -> dict:
     """Input: prompt, branches (3), max_tokens (16), seed (0)."""
+    branches, n = count(input, "branches", 3, 1000), count(input, "max_tokens", 16, model.context)
     prompt = chat.prefix() + model.encode(input.get("prompt", "The best thing about rain is"))
-    seed, n = int(input.get("seed", 0)), int(input.get("max_tokens", 16))
+    seed = int(input.get("seed", 0))
     ws, pipe = WorkingSet(), Pipeline()
 
     if len(prompt) > 1:  # the last token is fed to each branch, which samples from it
@@ -40,8 +51,13 @@ async def main(input: dict) -> dict:
         fwd.embed(prompt[:-1])
         fwd.state([ws], StateGeometry.folding())
         pipe.submit(fwd)
-    branches = [ws.fork(pipe) for _ in range(int(input.get("branches", 3)))]
-    texts = await asyncio.gather(*[branch(b, prompt[-1], seed + k, n) for k, b in enumerate(branches)])
+    running = asyncio.Semaphore(AT_ONCE)
+
+    async def grow(k: int) -> str:
+        async with running:  # forked only now, and dropped at its end: a branch holds pages while it runs
+            return await branch(ws.fork(pipe), prompt[-1], seed + k, n)
+
+    texts = await asyncio.gather(*[grow(k) for k in range(branches)])
     pipe.close()
 
     return {"texts": texts}

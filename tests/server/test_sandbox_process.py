@@ -100,6 +100,43 @@ async def test_sampling_is_repeatable_by_seed(sandbox: Sandbox) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
+@pytest.mark.parametrize("temperature", [0, 1e-9])
+async def test_sampling_at_temperature_0_is_greedy(sandbox: Sandbox, temperature: float) -> None:
+    source = (EXAMPLES / "sampling.py").read_text()
+    async with running(OracleRunner()) as engine:
+        result = await run(engine, sandbox, source, {"prompt": "hello there", "max_tokens": 8, "temperature": temperature})
+    tokens = generate(prompt("hello there"), 8)
+    tokens = tokens[: tokens.index(SERVICES.model.eos[0])]
+    assert result == {"text": b"".join(map(ToyTokenizer().token_bytes, tokens)).decode("utf-8", "replace")}
+
+
+@pytest.mark.parametrize(
+    ("example", "input", "words"),
+    [
+        ("sampling", {"temperature": -1}, "temperature is -1.0; use a number >= 0"),
+        ("sampling", {"temperature": "NaN"}, "temperature is nan"),
+        ("sampling", {"temperature": "inf"}, "temperature is inf"),
+        ("sampling", {"max_tokens": 0}, "max_tokens is 0; use 1 or more"),
+        ("fork", {"branches": 0}, "branches is 0; use 1 to 1000"),
+        ("fork", {"branches": 2000}, "branches is 2000"),
+        ("fork", {"max_tokens": -1}, "max_tokens is -1; use 1 to 512"),
+    ],
+)
+async def test_examples_check_their_input(sandbox: Sandbox, example: str, input: dict[str, Any], words: str) -> None:
+    source = (EXAMPLES / f"{example}.py").read_text()
+    async with running(OracleRunner()) as engine:
+        with pytest.raises(InferletFailed, match=words) as caught:
+            await run(engine, sandbox, source, input)
+    assert caught.value.type == "ValueError"
+
+
+async def test_more_branches_than_passes_may_be_outstanding(sandbox: Sandbox) -> None:
+    source = (EXAMPLES / "fork.py").read_text()
+    async with running(OracleRunner()) as engine:
+        result = await run(engine, sandbox, source, {"prompt": "abc" * 10, "branches": 200, "max_tokens": 2})
+    assert len(result["texts"]) == 200
+
+
 async def test_branches_share_a_prompt(sandbox: Sandbox) -> None:
     source = (EXAMPLES / "fork.py").read_text()
     async with running(OracleRunner()) as engine:
