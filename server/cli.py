@@ -25,10 +25,15 @@ if TYPE_CHECKING:
     from pie_server.service import Service
 
 Device = Literal["auto", "cpu", "webgpu"]
-ModelOption = Annotated[str | None, typer.Option(help="A model's name (`pie model list`) or the path of a .gguf file.", show_default=False)]
-DeviceOption = Annotated[Device | None, typer.Option(help="auto takes a real GPU, else the cpu; software Vulkan only with webgpu.")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(help="A model's name (`pie model list`), hub id or .gguf file (default SmolLM2-135M-Instruct).", show_default=False),
+]
+DeviceOption = Annotated[
+    Device | None, typer.Option(help="auto takes a real GPU, else the cpu; software Vulkan only with webgpu (default auto).")
+]
 PoemOption = Annotated[Path | None, typer.Option(help="A model file of your own in place of the built-in one; it runs with your rights.")]
-PoolOption = Annotated[int | None, typer.Option(help="MB of KV cache on the device.", show_default=False)]
+PoolOption = Annotated[int | None, typer.Option(help="MB of KV cache on the device (default 512).", show_default=False)]
 
 INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
 
@@ -77,20 +82,26 @@ class _Bar:
 @app.command()
 def serve(
     *,
-    host: Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1].")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one [default: 8080].")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (default 127.0.0.1).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one (default 8080).")] = None,
     model: ModelOption = None,
     device: DeviceOption = None,
     poem: PoemOption = None,
     kv_pool_mb: PoolOption = None,
-    max_concurrent: Annotated[int | None, typer.Option(help="Requests at one time; more get 429.", show_default=False)] = None,
-    max_body_mb: Annotated[float | None, typer.Option(help="Largest request body in MB.", show_default=False)] = None,
-    shutdown_s: Annotated[float | None, typer.Option(help="Seconds for running requests after SIGTERM.", show_default=False)] = None,
+    max_concurrent: Annotated[
+        int | None, typer.Option(help="Requests at one time; more get 429 (default 64).", show_default=False)
+    ] = None,
+    max_body_mb: Annotated[float | None, typer.Option(help="Largest request body in MB (default 8).", show_default=False)] = None,
+    shutdown_s: Annotated[
+        float | None, typer.Option(help="Seconds for running requests after SIGTERM (default 5).", show_default=False)
+    ] = None,
     allowed_host: Annotated[
         list[str] | None, typer.Option(help="Host name that requests may ask for, besides this machine's; repeatable.", show_default=False)
     ] = None,
     cors_origin: Annotated[list[str] | None, typer.Option(help="Web origin that may call; repeatable.", show_default=False)] = None,
-    log_format: Annotated[Literal["json", "text"] | None, typer.Option(help="Form of the log lines.", show_default=False)] = None,
+    log_format: Annotated[
+        Literal["json", "text"] | None, typer.Option(help="Form of the log lines (default text).", show_default=False)
+    ] = None,
 ) -> None:
     """Serve the OpenAI API."""
     from pie_server.config import load_settings

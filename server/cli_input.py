@@ -53,6 +53,8 @@ def parse_pairs(args: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"unexpected argument {arg!r}; give the inferlet's input as --key value")
         name, equals, value = arg[2:].partition("=")
         key = name.removesuffix(TEXT)
+        if any(character.isspace() for character in key):  # a text, meant as the value of the key before it
+            raise UserError(f"argument {arg!r} is no --key; text that begins with dashes is given as --key=--text")
         if not key:
             raise UserError(f"argument {arg!r} has no name before the {TEXT if name else '='}")
         given = bool(equals)

@@ -15,6 +15,8 @@ import pytest
 from conftest import ROOT
 
 from pie_server.cli import execute
+from pie_server.config import Settings
+from pie_server.models import DEFAULT_MODEL
 
 EXAMPLES = ROOT / "inferlet_sdk" / "examples"
 
@@ -154,6 +156,18 @@ def test_a_taken_port_exits_with_2(tiny_model: Path, capsys: pytest.CaptureFixtu
 def test_help_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["run", "--help"]) == 0
     assert "--model" in capsys.readouterr().out
+
+
+def test_the_help_tells_each_default(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command line knows them by heart: the settings take too long to import for a `--help`."""
+    monkeypatch.setenv("COLUMNS", "300")  # one line an option
+    assert execute(["serve", "--help"]) == 0
+    shown = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if line.startswith("│ --")}
+    defaults = {name: field.default for name, field in Settings.model_fields.items() if isinstance(field.default, str | int | float)}
+    for name, default in {**defaults, "model": DEFAULT_MODEL}.items():
+        option = f"--{name.replace('_', '-')}"
+        if name != "retry_after_s":  # set in the environment only
+            assert f"(default {f'{default:g}' if isinstance(default, float) else default})" in shown[option]
 
 
 def test_a_bare_pie_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,7 +63,7 @@ def test_parse_pairs(args: list[str], pairs: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "args",
     [
-        ["x"], ["-n", "8"], ["--a", "1", "2"], ["--=1"], ["--a", "1", "--"],
+        ["x"], ["-n", "8"], ["--prompt", "--dashes in a text"], ["--a", "1", "2"], ["--=1"], ["--a", "1", "--"],
         ["--:text", "1"], ["--a:text"], ["--a:text", "--b"], ["--a", "\udcff"],
     ],
 )  # fmt: skip
