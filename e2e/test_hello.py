@@ -1,0 +1,162 @@
+"""/hello over the default model: what a visitor sees and does, and the tokens of the fp32 reference."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from e2e.conftest import READY_MS, OpenContext, Tab
+from e2e.programs import GENERATE, RAISES
+from tests.support.paths import goldens
+
+pytestmark = pytest.mark.timeout(400)
+MARGIN = 0.05
+
+COLLECT = """() => {
+  window.seen = [];
+  const watch = () => {
+    const text = (id) => document.querySelector(`[data-testid=${id}]`)?.textContent ?? "";
+    const bar = document.querySelector("[data-testid=progress]");
+    const now = [document.querySelector("#stage")?.textContent ?? "", text("amount"), bar?.hasAttribute("value") ? bar.value : null];
+    if (JSON.stringify(window.seen.at(-1)) !== JSON.stringify(now)) window.seen.push(now);
+    if (document.querySelector("[data-testid=status]")?.dataset.state !== "ready") setTimeout(watch, 5);
+  };
+  document.addEventListener("DOMContentLoaded", watch);
+}"""
+
+
+@pytest.fixture(scope="module")
+def kept(contexts: OpenContext) -> Any:
+    """One storage for the module: the first tab fills it. Service workers work as for a visitor."""
+    return contexts(service_workers="allow")
+
+
+@pytest.fixture(scope="module")
+def tab(kept: Any) -> Tab:
+    """The first visit, on cpu, with what its progress showed in `window.seen`."""
+    _, open_tab = kept
+    made: Tab = open_tab()
+    made.page.add_init_script(f"({COLLECT})()")
+    return made.hello("cpu")
+
+
+def agrees(tokens: list[int], steps: list[list[dict[str, Any]]], wanted: list[int]) -> None:
+    """Equal to the reference up to the first token whose margin is too small to tell."""
+    for at, (token, want) in enumerate(zip(tokens, wanted, strict=False)):
+        first, second = steps[at][:2]
+        if first["logprob"] - second["logprob"] < MARGIN:
+            return
+        assert token == want, f"token {at} is {token}, the reference says {want}"
+
+
+def test_the_first_visit_shows_bytes_rate_and_what_runs(tab: Tab) -> None:
+    seen = tab.page.evaluate("window.seen")
+    stages = {stage for stage, _, _ in seen}
+    assert {"Downloading the model", "Loading the model into the device"} <= stages, stages
+    download = [(amount, value) for stage, amount, value in seen if stage == "Downloading the model" and value is not None]
+    assert len(download) >= 3 and all(re.match(r"[\d.]+ of 98\.4 MB", amount) for amount, _ in download), download
+    assert any("MB/s" in amount for amount, _ in download), download
+    values = [value for _, value in download]
+    assert values == sorted(values)
+    assert tab.at("device").text_content().startswith("CPU: ") and "asked for by name" in tab.at("device").text_content().lower()
+    assert "SmolLM2-135M-Instruct" in tab.at("model").text_content()
+
+
+def test_run_gives_the_reference_text(tab: Tab) -> None:
+    tab.at("run").click()
+    expect(tab.at("run-state")).to_have_text(re.compile(r"Done in "), timeout=READY_MS)
+    found = json.loads(tab.at("result").text_content())
+    golden = goldens()["completion"]
+    tokens = tab.value(GENERATE, {"prompt": golden["prompt"], "n": 8})
+    agrees(tokens["tokens"], golden["step_top5"], golden["gen_ids"])
+    assert found == {"text": tokens["text"]} and golden["gen_text"].startswith(found["text"])
+
+
+def test_output_streams_and_stop_ends_it(tab: Tab) -> None:
+    source = GENERATE.replace("send(feed[0])", "send(model.decode(feed))")
+    tab.at("source").fill(source)
+    tab.at("input").fill(json.dumps({"prompt": "Once upon a time", "n": 500, "send": True}))
+    tab.at("run").click()
+    tab.page.wait_for_function("() => document.querySelector('[data-testid=output]').textContent.length > 20")
+    assert tab.at("run").is_disabled() and tab.at("stop").is_enabled()
+    tab.at("stop").click()
+    expect(tab.at("run-state")).to_have_text(re.compile(r"Stopped after "))
+    assert tab.at("run").is_enabled() and tab.at("error").is_hidden()
+    tab.page.wait_for_function("() => window.pieHello.pie.stats().then((s) => s.engine.pages_used === 0)")
+
+
+def test_an_error_is_told_in_words_with_its_line(tab: Tab) -> None:
+    tab.at("source").fill(RAISES)
+    tab.at("input").fill("{}")
+    tab.at("run").click()
+    expect(tab.at("error")).to_be_visible(timeout=READY_MS)
+    assert (tab.at("error-type").text_content(), tab.at("error-message").text_content()) == ("ValueError", "what went wrong")
+    assert "5" in tab.at("error-line").text_content()
+    assert tab.at("output").text_content() == "before"
+    tab.at("error-line").click()
+    line = tab.page.evaluate(
+        "(() => { const t = document.querySelector('#source'); return t.value.slice(t.selectionStart, t.selectionEnd); })()"
+    )
+    assert "raise ValueError" in line
+
+
+def test_input_that_is_not_json_is_told(tab: Tab) -> None:
+    tab.at("input").fill("{oops")
+    tab.at("run").click()
+    assert tab.at("error-type").text_content() == "The input is not JSON"
+
+
+def test_keys_run_and_stop(tab: Tab) -> None:
+    tab.at("source").fill("async def main(input):\n    return 1\n")
+    tab.at("input").fill("{}")
+    tab.at("source").press("Control+Enter")
+    expect(tab.at("result")).to_have_text("1", timeout=READY_MS)
+    tab.at("source").fill("from inferlet import receive\n\nasync def main(input):\n    await receive()\n")
+    tab.at("source").press("Control+Enter")
+    expect(tab.at("stop")).to_be_enabled()
+    tab.page.keyboard.press("Escape")
+    expect(tab.at("run-state")).to_have_text(re.compile(r"Stopped after "))
+
+
+def test_the_second_visit_needs_no_bytes_and_works_offline(kept: Any, tab: Tab) -> None:
+    context, open_tab = kept
+    tab.page.wait_for_function("() => navigator.serviceWorker.controller !== null")
+    tab.page.wait_for_timeout(1000)  # the files that were fetched before the service worker was there
+    tab.page.close()  # its engine holds the model twice in memory
+    before = len(tab.requests)
+    again = open_tab().hello("cpu")
+    assert not [r.url for r in tab.requests[before:] if r.url.endswith(".gguf")], "the model's bytes came again"
+    again.page.close()
+    context.set_offline(True)
+    try:
+        offline = open_tab().hello("cpu")
+        golden = goldens()["completion"]
+        agrees(offline.value(GENERATE, {"prompt": golden["prompt"], "n": 4})["tokens"], golden["step_top5"], golden["gen_ids"])
+        offline.page.close()
+    finally:
+        context.set_offline(False)
+
+
+def test_webgpu_on_swiftshader_gives_the_reference_tokens(kept: Any) -> None:
+    _, open_tab = kept
+    page = open_tab().hello("webgpu")
+    device = page.at("device").text_content()
+    assert device.startswith("WebGPU in software: ") and "swiftshader" in device.lower()
+    golden = goldens()["completion"]
+    agrees(page.value(GENERATE, {"prompt": golden["prompt"], "n": 2})["tokens"], golden["step_top5"], golden["gen_ids"])
+    page.page.close()
+
+
+def test_auto_takes_the_cpu_rather_than_software_and_says_why(kept: Any) -> None:
+    _, open_tab = kept
+    page = open_tab().hello("auto")
+    info = page.page.evaluate("window.pieHello.pie.info()")
+    assert info["device"]["kind"] == "cpu" and info["device"]["software"] is False
+    assert "software, which is used only when asked for by name" in info["device"]["why"]
+    assert "swiftshader" in page.at("device").text_content().lower()
+    assert info["model"]["vocab"] == 49152 and info["version"]
+    page.page.close()
