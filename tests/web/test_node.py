@@ -42,4 +42,4 @@ def test_unit_tests_of_the_page(folder: str, text_file: Path) -> None:
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-12000:]
     counts = {name: int(count) for name, count in re.findall(r"^# (tests|pass|skipped) (\d+)$", output, re.MULTILINE)}
-    assert counts["tests"] > 5 and counts["skipped"] == 0, output[-2000:]
+    assert counts["tests"] >= 5 and counts["skipped"] == 0, output[-2000:]

@@ -1,4 +1,4 @@
-"""What Python's tokenizer and chat templates answer, written down for the page's JavaScript ones."""
+"""What Python's op table, tokenizer and chat templates say, written down for the page's JavaScript ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
+from pie_core.host.ops import OPS
 from pie_core.text.chat import ChatEncoder
 from pie_core.text.stream import TextError
 from pie_core.text.template import ChatTemplate
@@ -93,7 +94,7 @@ def chats(tokenizer: HfTokenizer, spec: TokenizerSpec, own: ChatEncoder, own_sou
 
 
 def fixtures(metadata: Metadata, spec: TokenizerSpec, tokenizer: HfTokenizer, chat: ChatEncoder, goldens: dict[str, Any]) -> dict[str, Any]:
-    """Everything that web/src/inferlet/text.test.ts compares with."""
+    """Everything that the tests of web/src/inferlet compare with."""
     cases = [
         *(case["text"] for case in goldens["tokenizer_cases"]),
         *random_texts(),
@@ -107,6 +108,7 @@ def fixtures(metadata: Metadata, spec: TokenizerSpec, tokenizer: HfTokenizer, ch
     encoded = {text: tokenizer.encode(text) for text in cases}
     golden = {QUESTIONS[name]: goldens[name] for name in QUESTIONS}
     return {
+        "ops": {name: [op.kind, list(op.fields), dict(op.defaults)] for name, op in OPS.items()},
         "text": text_spec(metadata, spec, tokenizer),
         "golden_cases": goldens["tokenizer_cases"],
         "golden_chats": [{"question": question, "text": row["rendered"], "ids": row["prompt_ids"]} for question, row in golden.items()],

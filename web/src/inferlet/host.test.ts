@@ -1,9 +1,11 @@
 // host.call: checked against the op table, forwarded in order, refused in words, never throwing.
 
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { Host } from "./host.js";
 import { type Limits, LIMITS } from "./limits.js";
+import { OPS } from "./ops.js";
 import { MessageError } from "./text_errors.js";
 import type { TextService } from "./text.js";
 
@@ -149,4 +151,26 @@ test("an id is used once at a time", () => {
   assert.equal(call("sleep", { ms: 1, f: 2 }), "");
   refused("UsageError", /sleep: id 2 is in use/)(call("sleep", { ms: 1, f: 2 }));
   refused("UsageError", /submit: id 2 is in use/)(call("submit", submit(2)));
+});
+
+test("tokens of a pass are checked against the working sets and the vocabulary", () => {
+  const { host: made, call, posted } = host();
+  made.beginRun('{"model":{"vocab":10}}');
+  for (const [tokens, message] of [
+    [[1, 10], /^tokens\[0\]\[1\] = 10 is not a token id: whole numbers 0 \.\. 9 are$/],
+    [["a"], /^tokens\[0\]\[0\] = "a" is not/],
+    [[], /^tokens\[0\] is empty/],
+    [[[1], [2]], /^tokens: 2 lists of ids for 1 working sets/],
+  ] as const) {
+    refused("InvalidPass", message)(call("submit", { ...submit(3), tokens }));
+  }
+  assert.deepEqual(posted, []);
+  assert.equal(call("submit", { ...submit(3), tokens: [[9, 0]] }), "", "what was refused has not used its ids");
+  assert.equal(call("submit", { ...submit(4), tokens: { ch: 5 } }), "");
+});
+
+const file = process.env["PIE_TEXT_FIXTURES"];
+test("the op table is Python's", { skip: file === undefined && "PIE_TEXT_FIXTURES is not set: pytest tests/web/test_node.py sets it" }, () => {
+  const { ops } = JSON.parse(readFileSync(file ?? "", "utf8")) as { ops: object };
+  assert.deepEqual(Object.fromEntries([...OPS].map(([name, op]) => [name, [op.kind, Object.keys(op.fields), op.defaults]])), ops);
 });

@@ -3,6 +3,7 @@
 import { opMessage } from "../messages.js";
 import { type Limits, LIMITS } from "./limits.js";
 import { characters, type Fields, parse } from "./ops.js";
+import { checkTokens } from "./passes.js";
 import { over, Refusal } from "./refusal.js";
 import { TextError, type TextService } from "./text.js";
 
@@ -13,6 +14,7 @@ export class Host {
   readonly #limits: Limits;
   /** Futures in flight; those of a pass share one record. */
   readonly #futures = new Map<number, Pass | null>();
+  #vocab = 2 ** 32;
   #passes = 0; // submitted, with outputs that have not settled
   #silent = 0; // submitted in this step, without outputs: nothing will say here that they settled
   #ops = 0; // posted in this step
@@ -48,6 +50,12 @@ export class Host {
       // The boundary to the guest: whatever is wrong on this side must not trap it.
       return new Refusal("HostError", `${name.slice(0, 40)}: the host failed: ${String(error).slice(0, 200)}`).json();
     }
+  }
+
+  /** The run begins with this request (JSON text of a start). */
+  beginRun(request: string): void {
+    const { model } = JSON.parse(request) as { model?: { vocab?: unknown } };
+    if (typeof model?.vocab === "number") this.#vocab = model.vocab;
   }
 
   /** A step begins, and brings these events (JSON text of a resume; "" for a start). */
@@ -109,8 +117,10 @@ export class Host {
     if (this.#chars + payload.length > limits.stepChars) {
       throw over("characters of one step's ops", this.#chars + payload.length, limits.stepChars, "await something first");
     }
-    if (name === "submit") this.#admitPass(fields["outs"] as number[]);
-    else if (name === "send") this.#admitSend(payload.length);
+    if (name === "submit") {
+      checkTokens(fields["tokens"], (fields["ws"] as number[]).length, this.#vocab);
+      this.#admitPass(fields["outs"] as number[]);
+    } else if (name === "send") this.#admitSend(payload.length);
     else if (isFuture) {
       if (this.#futures.size >= limits.futures) throw over("futures in flight", this.#futures.size, limits.futures, "await some first");
       this.#futures.set(this.#fresh(name, fields["f"] as number), null);

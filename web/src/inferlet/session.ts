@@ -43,6 +43,7 @@ export class Session {
     const began = performance.now();
     let answer: string;
     try {
+      if (kind === "start") this.host.beginRun(body);
       this.host.beginStep(kind === "resume" ? body : "");
       answer = this.#guest[kind](body);
     } catch (error) {
