@@ -36,6 +36,8 @@ interface Entry {
   job: Job | null;
   /** When the ping that is not answered yet was sent; null: none is out. */
   asked: number | null;
+  /** The time of that ping was counted anew, once, since the page had been stopped. */
+  pardoned: boolean;
 }
 
 interface Job {
@@ -124,7 +126,7 @@ export class InferletPool {
 
   #start(): Entry {
     const worker = this.#makeWorker(this.#base);
-    const entry: Entry = { worker, state: "starting", job: null, asked: null };
+    const entry: Entry = { worker, state: "starting", job: null, asked: null, pardoned: false };
     this.#entries.add(entry);
     worker.onmessage = ({ data }) => this.#receive(entry, data);
     worker.onerror = (event) => this.#die(entry, "WorkerFailed", `the inferlet's worker failed: ${event.message || "it could not be loaded"}`);
@@ -262,9 +264,12 @@ export class InferletPool {
       running++;
       if (entry.asked === null) {
         entry.asked = now;
+        entry.pardoned = false;
         entry.worker.postMessage({ kind: "ping", n: ++this.#pings });
-      } else if (asleep) entry.asked = now;
-      else if (now - entry.asked > this.#stepMs) {
+      } else if (asleep && !entry.pardoned) {
+        entry.asked = now;
+        entry.pardoned = true;
+      } else if (now - entry.asked > this.#stepMs) {
         const seconds = ((now - entry.asked) / 1000).toFixed(1);
         this.#die(
           entry,
