@@ -25,8 +25,8 @@ NEEDED: Final = {
 }
 
 
-class NoAdapter(DeviceError):
-    """Why WebGPU cannot be used, a sentence that begins with a small letter."""
+class NoWebGpu(DeviceError):
+    """Why WebGPU cannot be used here."""
 
 
 class OpenDevice:
@@ -60,25 +60,25 @@ def adapter_name(info: Any) -> str:
 
 
 async def find_adapter(gpu: Any, allow_software: bool) -> Any:
-    """The browser's adapter. Raises NoAdapter."""
+    """The browser's adapter. Raises NoWebGpu."""
     if gpu is jsnull:
-        raise NoAdapter("this browser has no WebGPU here")
+        raise NoWebGpu("this browser has no WebGPU here")
     try:
         adapter = await gpu.requestAdapter(wgpu_shim.descriptor({"powerPreference": "high-performance"}))
     except JsException as error:
-        raise NoAdapter(f"this browser gave no WebGPU adapter: {error.message}") from None
+        raise NoWebGpu(f"this browser gave no WebGPU adapter: {error.message}") from None
     if adapter is jsnull:
-        raise NoAdapter("this browser gave no WebGPU adapter")
+        raise NoWebGpu("this browser gave no WebGPU adapter")
     if is_software(adapter.info) and not allow_software:
-        raise NoAdapter(f"the only WebGPU adapter, {adapter_name(adapter.info)}, is software, which is used only when asked for by name")
+        raise NoWebGpu(f"the only WebGPU adapter, {adapter_name(adapter.info)}, is software, which is used only when asked for by name")
     short = [f"{name} {getattr(adapter.limits, name)} < {least}" for name, least in NEEDED.items() if getattr(adapter.limits, name) < least]
     if short:
-        raise NoAdapter(f"the WebGPU adapter {adapter_name(adapter.info)} is too small: {', '.join(short)}")
+        raise NoWebGpu(f"the WebGPU adapter {adapter_name(adapter.info)} is too small: {', '.join(short)}")
     return adapter
 
 
 async def open_webgpu(host: Any, adapter: Any, why: str) -> OpenDevice:
-    """A device on `adapter`. Raises DeviceError."""
+    """A device on `adapter`. Raises NoWebGpu."""
     from pie_core.device.webgpu import WebGpuDevice  # with the template engine of its kernels: a third of a second that the cpu needs not
 
     limits = adapter.limits
@@ -86,7 +86,7 @@ async def open_webgpu(host: Any, adapter: Any, why: str) -> OpenDevice:
     try:
         raw_device = await adapter.requestDevice(wgpu_shim.descriptor({"label": "pie", "requiredLimits": wanted}))
     except JsException as error:
-        raise DeviceError(f"the WebGPU adapter gave no device: {error.message}") from None
+        raise NoWebGpu(f"the WebGPU adapter {adapter_name(adapter.info)} gave no device: {error.message}") from None
     info = adapter.info
 
     def lost(message: str) -> None:
@@ -124,8 +124,8 @@ async def open_device(host: Any) -> OpenDevice | None:
         return await open_cpu(host, "asked for by name")
     try:
         adapter = await find_adapter(host.gpu, allow_software=wanted == "webgpu")
-    except NoAdapter as reason:
+        return await open_webgpu(host, adapter, "asked for by name" if wanted == "webgpu" else "a WebGPU adapter that is not software")
+    except NoWebGpu as reason:
         if wanted == "webgpu":
             raise
-        return await open_cpu(host, f"{reason}")
-    return await open_webgpu(host, adapter, "asked for by name" if wanted == "webgpu" else "a WebGPU adapter that is not software")
+        return await open_cpu(host, str(reason))

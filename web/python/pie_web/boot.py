@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pyodide.ffi import JsException
 
-from pie_core.device.protocol import DeviceError
+from pie_core.device.protocol import DeviceError, DeviceLost
 from pie_core.device.selftest import self_test
 from pie_core.engine.loop import Engine
 from pie_core.engine.model_runner import ModelRunner
@@ -43,6 +43,8 @@ async def load(host: Any) -> Page | None:
         return await _load(host)
     except LoadFailed as failure:
         host.fail(failure.kind, _in_page_words(failure))
+    except DeviceLost as error:
+        host.fail("DeviceUnavailable", str(error))
     except (DeviceError, PoemError, TextError, WeightsError) as error:
         host.fail("LoadError", _in_page_words(error))
     except JsException as error:  # of the host: reading the model
@@ -81,6 +83,8 @@ async def _bring_up(host: Any, opened: OpenDevice, checkpoint: PageCheckpoint, s
     host.progress("selftest", 0, 0)
     try:
         await self_test(device)
+    except DeviceLost:
+        raise
     except DeviceError as error:
         raise LoadFailed("SelfTestFailed", str(error)) from error
 

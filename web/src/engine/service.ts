@@ -95,14 +95,20 @@ export class EngineService {
   /** Python and the model come side by side. Throws LoadError and Cancelled. */
   async #load({ base, model, device, kvPoolBytes = KV_POOL_BYTES }: BootMessage): Promise<Page> {
     const { signal } = this.#abort;
-    this.#post({ kind: "progress", progress: { stage: "runtime", done: 0, total: 0, rate: null, eta: null } });
+    const runtime = (): void =>
+      this.#post({ kind: "progress", progress: { stage: "runtime", done: 0, total: 0, rate: null, eta: null } });
+    runtime();
     const opening = openModel(model, { signal, onProgress: (progress) => this.#post({ kind: "progress", progress }) });
     let source: ByteSource | null = null;
     try {
-      const [python, opened] = await Promise.all([bootPython(base), opening]);
+      const booting = bootPython(base).then((python) => (this.#python = python));
+      const waiting = opening.then((opened) => {
+        if (!this.#python) runtime(); // the model is there, Python is what is waited for
+        return opened;
+      });
+      const [python, opened] = await Promise.all([booting, waiting]);
       source = opened.source;
       stopIf(signal);
-      this.#python = python;
       const gpu = (navigator as Partial<Navigator>).gpu ?? null;
       const kernels = (): Promise<WebAssembly.Module> => compileKernels(`${base}kernels.wasm`);
       const host = new Host({ device, kvPoolBytes, modelName: opened.manifest.name, source, gpu, kernels, post: this.#post });
