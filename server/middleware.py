@@ -44,7 +44,7 @@ def error_response(error: ApiError) -> web.Response:
 
 def _from_http(request: web.Request, error: web.HTTPException) -> ApiError:
     if error.status == 404:
-        return ApiError(404, f"no such endpoint: {request.method} {request.path}", code="unknown_url")
+        return ApiError(404, f"no such endpoint: {request.method} {one_sentence(request.path)[:200]}", code="unknown_url")
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         message = f"{request.path} does not take {request.method}; use {allowed}"

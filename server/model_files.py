@@ -8,6 +8,7 @@ from pathlib import Path
 from aiohttp import hdrs, web
 
 from pie_server.api.backend import BACKEND, Backend
+from pie_server.api.openai_schema import show
 from pie_server.errors import ApiError
 from pie_server.file_digest import file_sha256
 from pie_server.send_file import send_file
@@ -34,9 +35,9 @@ class _Digests:
 def _checkpoint(backend: Backend, name: str) -> Path:
     card = backend.card
     if name not in (OWN, card.name):
-        raise ApiError(404, f"this server has no model {name[:96]!r}; it serves {card.name!r}", code="model_not_found")
+        raise ApiError(404, f"this server has no model {show(name)}; it serves {show(card.name)}", code="model_not_found")
     if card.checkpoint is None:
-        raise ApiError(404, f"the model {card.name!r} has no file to be fetched", code="model_not_found")
+        raise ApiError(404, f"the model {show(card.name)} has no file to be fetched", code="model_not_found")
     return card.checkpoint
 
 

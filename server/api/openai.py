@@ -25,19 +25,29 @@ def builtin_source(file: str) -> str:
     return (files("inferlet_sdk") / "builtin" / file).read_text(encoding="utf-8")
 
 
+class _NotJson(Exception):
+    """A word that Python's parser takes and JSON does not have."""
+
+
+def _no_constant(name: str) -> Any:
+    raise _NotJson(name)
+
+
 async def read_json(request: web.Request) -> Any:
     """The body as JSON. Raises ApiError 400; a body over the limit becomes 413."""
     raw = await request.read()
     if not raw:
         raise ApiError(400, "the request body is empty; send a JSON object", code="invalid_json")
     try:
-        return json.loads(raw.decode("utf-8"))
+        return json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
     except UnicodeDecodeError as err:
         raise ApiError(400, f"the request body is not UTF-8 (byte {err.start})", code="invalid_json") from err
     except json.JSONDecodeError as err:
         raise ApiError(
             400, f"the request body is not JSON: {err.msg} at line {err.lineno}, column {err.colno}", code="invalid_json"
         ) from err
+    except _NotJson as err:
+        raise ApiError(400, f"the request body is not JSON: {err} is no number in JSON", code="invalid_json") from None
     except RecursionError as err:
         raise ApiError(400, "the request body is nested too deeply", code="invalid_json") from err
     except ValueError as err:  # an integer of more digits than Python converts
@@ -67,7 +77,7 @@ def _model_object(card: ModelCard) -> dict[str, Any]:
 
 def _check_model(card: ModelCard, name: str | None) -> None:
     if name is not None and name != card.name:
-        message = f"the model {show(name)} is not served here; this server has {card.name!r}"
+        message = f"the model {show(name)} is not served here; this server has {show(card.name)}"
         raise ApiError(404, message, code="model_not_found", param="model")
 
 

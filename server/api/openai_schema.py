@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -50,12 +52,19 @@ def _bad(param: str, message: str, code: str | None = None) -> ApiError:
 
 
 def show(value: Any) -> str:
-    """`value` for an error message: its repr, cut at 60 characters."""
+    """`value` for an error message: its JSON, cut at 60 characters."""
     try:
-        text = repr(value)
+        text = json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
     except ValueError:  # an int of more digits than Python prints
         text = "a number too long to print"
+    except RecursionError:
+        text = "a value nested too deeply to print"
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _name(value: str) -> str:
+    """A field's name inside a path: as it is, in printable characters, cut."""
+    return show(value)[1:-1] if len(value) <= 57 else f"{show(value[:50])[1:-1]}..."
 
 
 def _plain(value: Any, wanted: Any) -> bool:
@@ -118,7 +127,7 @@ def _content(value: Any, param: str) -> str:
             raise _bad(where, f'{where} must be an object like {{"type": "text", "text": "..."}}, got {show(part)}')
         if part.get("type") != "text":
             raise _bad(
-                f"{where}.type", f"{where}.type is {show(part.get('type'))}; only 'text' parts are supported yet", "unsupported_value"
+                f"{where}.type", f'{where}.type is {show(part.get("type"))}; only "text" parts are supported yet', "unsupported_value"
             )
         texts.append(_text(part.get("text"), f"{where}.text"))
     return "".join(texts)
@@ -131,7 +140,7 @@ def _message(value: Any, where: str) -> dict[str, str]:
     if role is None:
         raise _bad(f"{where}.role", f"{where}.role is missing; use one of {', '.join(ROLES)}")
     if role in ("tool", "function"):
-        raise _bad(f"{where}.role", f"{where}.role is {role!r}; tools are not supported yet", "unsupported_value")
+        raise _bad(f"{where}.role", f"{where}.role is {show(role)}; tools are not supported yet", "unsupported_value")
     if role not in ROLES:
         raise _bad(f"{where}.role", f"{where}.role must be one of {', '.join(ROLES)}, got {show(role)}")
     for name in value:
@@ -139,7 +148,7 @@ def _message(value: Any, where: str) -> dict[str, str]:
             continue
         if name not in _MESSAGE_FIELDS:
             known = "is not supported yet" if name in _MESSAGE_ECHOES else "is not a field of a message"
-            raise _bad(f"{where}.{show(name)[1:-1]}", f"{where}.{show(name)[1:-1]} {known}", "unsupported_parameter")
+            raise _bad(f"{where}.{_name(name)}", f"{where}.{_name(name)} {known}; leave it out", "unsupported_parameter")
     if value.get("name") is not None:
         _text(value["name"], f"{where}.name")
     if value.get("content") is None:
@@ -182,7 +191,7 @@ def _stream_options(value: Any, stream: bool) -> bool:
         raise _bad("stream_options", "stream_options is only allowed when stream is true")
     for name in value:
         if name not in ("include_usage", "include_obfuscation"):
-            raise _bad("stream_options", f"stream_options has no field {show(name)}", "unknown_parameter")
+            raise _bad("stream_options", f"stream_options has no field {show(name)}; leave it out", "unknown_parameter")
     if _optional(value, "include_obfuscation", lambda v, _: _boolean(v, "stream_options.include_obfuscation"), False):
         raise _bad("stream_options.include_obfuscation", "stream_options.include_obfuscation is not supported yet", "unsupported_parameter")
     return _optional(value, "include_usage", lambda v, _: _boolean(v, "stream_options.include_usage"), False)
@@ -193,13 +202,24 @@ _READ = {
 }  # fmt: skip
 
 
+_OF_COMPLETIONS = ("prompt", "best_of", "echo", "suffix")
+
+
+def _fix(name: str) -> str:
+    """What to do about a parameter that this API does not have."""
+    if name in _OF_COMPLETIONS:
+        fix = "send messages" if name == "prompt" else "send messages and leave it out"
+        return f"it belongs to the older completions API, which is not served: {fix}"
+    near = difflib.get_close_matches(name[:60], [*_READ, *_UNSUPPORTED], n=1, cutoff=0.8)
+    return f'leave it out, or did you mean "{near[0]}"?' if near and name != "top_k" else "it is not in the OpenAI chat API: leave it out"
+
+
 def _check_names(body: Mapping[str, Any]) -> None:
     for name, value in body.items():
         if name in _READ or name in _IGNORED:
             continue
         if name not in _UNSUPPORTED:
-            shown = show(name)[1:-1]
-            raise _bad(shown, f"unknown parameter {shown!r}", "unknown_parameter")
+            raise _bad(_name(name), f"unknown parameter {show(name)}; {_fix(name)}", "unknown_parameter")
         if value is not None and not any(_plain(value, fine) for fine in _UNSUPPORTED[name]):
             raise _bad(name, f"{name} = {show(value)} is not supported yet; leave it out", "unsupported_parameter")
 

@@ -84,6 +84,7 @@ async def test_request_id_of_the_client_is_kept_only_when_it_is_a_plain_word() -
         ("POST", CHAT, b"\xff{}", 400, "invalid_json"),
         ("POST", CHAT, b"[" * 200_000, 400, "invalid_json"),
         ("POST", CHAT, b'{"seed": ' + b"1" * 5_000 + b"}", 400, "invalid_json"),
+        ("POST", CHAT, b'{"temperature": NaN}', 400, "invalid_json"),
         ("POST", CHAT, b"[1]", 400, None),
         ("POST", CHAT, b"x" * 2_000_000, 413, "request_too_large"),
         ("POST", CHAT, json.dumps({**HELLO, "model": "gpt-4o"}).encode(), 404, "model_not_found"),

@@ -165,3 +165,40 @@ def test_what_is_not_supported_yet_is_said_so(name: str) -> None:
 def test_the_body_must_be_an_object(body: Any) -> None:
     with pytest.raises(ApiError, match="JSON object"):
         parse_chat_request(body)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"stream": None, "temperature": True}, "temperature must be a number from 0 to 2, got true"),
+        ({"messages": [None]}, "messages[0] must be an object with role and content, got null"),
+        ({"messages": [{"role": {"a": 1}}]}, 'got {"a": 1}'),
+        ({"messages": [{"role": "tool", "content": "x"}]}, 'messages[0].role is "tool"; tools are not supported yet'),
+        ({"messages": [{"role": "user", "content": [{"type": None}]}]}, 'type is null; only "text" parts are supported yet'),
+        ({"stop": {"a": [None, False]}}, 'got {"a": [null, false]}'),
+        ({"logprobs": True}, "logprobs = true is not supported yet; leave it out"),
+        ({"n": "é\ud800"}, 'got "é\\ud800"'),
+    ],
+)
+def test_messages_show_json(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(**fields)
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("top_k", 'unknown parameter "top_k"; it is not in the OpenAI chat API: leave it out'),
+        ("best_of", "belongs to the older completions API, which is not served: send messages and leave it out"),
+        ("prompt", "belongs to the older completions API, which is not served: send messages"),
+        ("temprature", 'did you mean "temperature"?'),
+        ("maxtokens", 'did you mean "max_tokens"?'),
+        ("x" * 5000, "leave it out"),
+    ],
+)
+def test_an_unknown_parameter_comes_with_a_fix(name: str, words: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(**{name: 1})
+    assert words in caught.value.message and caught.value.code == "unknown_parameter"
+    assert len(caught.value.message) < 300
