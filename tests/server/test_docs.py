@@ -15,6 +15,16 @@ import openai
 import pytest
 from conftest import ROOT, LiveServer
 
+from pie_core.device.protocol import PAGE_TOKENS
+from pie_core.eta import json_text, program
+from pie_core.host.budget import Budget
+from pie_core.text.tokenizer import MAX_CHARS
+from pie_server import cli_input
+from pie_server.api import openai_schema
+from pie_server.cli import model_app
+from pie_server.config import Settings
+from pie_server.sandbox import Limits
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -68,3 +78,55 @@ def test_commands_that_the_readme_names_exist() -> None:
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
     for path in set(re.findall(r"`((?:inferlet_sdk|tests|bench|docs|server|pie_core|kernels_w[a-z]+)/[\w./]*)`", README)):
         assert (ROOT / path).exists(), path
+
+
+BUDGET, LIMITS, SETTINGS = Budget(), Limits(), Settings.model_fields
+DOCUMENTED = [  # beginning of a row, the limit as it is written there
+    ("CPU time without", f"{LIMITS.step_cpu_s:g} s"),
+    ("CPU time in total", f"{LIMITS.total_cpu_s:g} s"),
+    ("memory,", f"{LIMITS.memory_bytes >> 20} MiB"),
+    ("source file", f"{cli_input.SOURCE_BYTES >> 20} MiB"),
+    ("input file", f"{cli_input.INPUT_BYTES >> 20} MiB"),
+    ("forward passes", f"{BUDGET.outstanding}"),
+    ("working sets,", f"{BUDGET.handles:,}"),
+    ("different epilogues", f"{BUDGET.programs}"),
+    ("sleeps,", f"{BUDGET.futures:,}"),
+    ("`print()`", f"{BUDGET.log_bytes:,} characters in all"),
+    ("the result of `main`", f"{LIMITS.text_chars:,} characters"),
+    ("sent and not read", f"{BUDGET.unread_bytes >> 20} MiB"),
+    ("sent in all", f"{BUDGET.output_bytes >> 20} MiB"),
+    ("messages of the client", f"{BUDGET.inbox:,}"),
+    ("nesting", f"{json_text.MAX_NESTING} levels"),
+    ("text of one `model.encode`", f"{MAX_CHARS:,} characters"),
+    ("cells of one channel", f"{program.MAX_CAPACITY:,}"),
+    ("elements of one channel cell", f"{program.MAX_CELL_WORDS:,}"),
+    ("elements of all channel cells", f"{BUDGET.cell_words:,}"),
+    ("operations", f"{program.MAX_OPS:,}"),
+    ("outputs of", f"{program.MAX_OUTS}"),
+    ("channels of", f"{program.MAX_CHANS}"),
+    ("inference requests", f"{SETTINGS['max_concurrent'].default}"),
+    ("request body", f"{SETTINGS['max_body_mb'].default:g} MB"),
+    ("messages of one request", f"{openai_schema.MAX_MESSAGES:,}"),
+    ("answers of one request", f"{openai_schema.MAX_N}"),
+    ("`stop`", f"{openai_schema.MAX_STOPS}, of 1 to {openai_schema.MAX_STOP_CHARS:,} characters each"),
+    ("`max_tokens`", f"{2**31 - 1:,}"),
+    ("`temperature`", "0 to 2"),
+    ("text of all messages", f"{MAX_CHARS:,} characters"),
+    ("running requests", f"{SETTINGS['shutdown_s'].default:g} s"),
+]
+
+
+def test_the_limits_are_the_codes_own() -> None:
+    text = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if row[0] != "what"]
+    for (beginning, limit), row in zip(DOCUMENTED, rows, strict=True):
+        assert row[0].startswith(beginning)
+        assert row[1] == limit, row[0]
+    assert f"`--kv-pool-mb`, {SETTINGS['kv_pool_mb'].default} MB" in text
+    assert f"pages of {PAGE_TOKENS} tokens" in text
+    assert "docs/limits.md" in README
+
+
+def test_the_readme_names_every_model_command() -> None:
+    assert {command.name for command in model_app.registered_commands} == set(re.findall(r"pie model (\w+)", README))
