@@ -1,7 +1,7 @@
 // String methods and filters of chat templates that `@huggingface/jinja` lacks or does not bound, with Python's results.
 
 import { MAX_FIELD, type RenderBudget } from "./jinja_guard.js";
-import { isList, isText, printed, toValue, type Value } from "./jinja_values.js";
+import { floatValue, isList, isText, printed, toValue, type Value } from "./jinja_values.js";
 import { TemplateError } from "./text_errors.js";
 
 type Method = (text: string, args: readonly Value[], budget: RenderBudget) => unknown;
@@ -133,11 +133,4 @@ export const FILTERS: Readonly<Record<string, Filter>> = {
 
 function attributeOf(item: Value, name: string): Value {
   return (item.value instanceof Map ? (item.value.get(name) as Value | undefined) : undefined) ?? toValue("");
-}
-
-/** A float, also where it is whole: the interpreter prints it with ".0" then. */
-function floatValue(value: number): Value {
-  const made = toValue(0.5) as { value: unknown } & Value;
-  made.value = value;
-  return made;
 }

@@ -24,6 +24,13 @@ export function listOf(items: readonly Value[]): Value {
   return made;
 }
 
+/** A float, also where it is whole: the interpreter prints it with ".0" then. */
+export function floatValue(value: number): Value {
+  const made = toValue(0.5) as { value: unknown } & Value;
+  made.value = value;
+  return made;
+}
+
 export function isText(value: Value): value is Value & { value: string } {
   return value.type === "StringValue";
 }
@@ -34,6 +41,27 @@ export function isList(value: Value): value is Value & { value: Value[] } {
 
 export function isMap(value: Value): value is Value & { value: Map<string, Value> } {
   return value.type === "ObjectValue" || value.type === "NamespaceValue" || value.type === "KeywordArgumentsValue";
+}
+
+/** `a == b` of Python. */
+export function equal(a: Value, b: Value): boolean {
+  if (isText(a) || isText(b)) return isText(a) && isText(b) && a.value === b.value;
+  if (isList(a) || isList(b)) {
+    return isList(a) && isList(b) && a.value.length === b.value.length && a.value.every((item, at) => equal(item, b.value[at] as Value));
+  }
+  if (isMap(a) || isMap(b)) {
+    if (!isMap(a) || !isMap(b) || a.value.size !== b.value.size) return false;
+    return [...a.value].every(([key, item]) => {
+      const other = b.value.get(key);
+      return other !== undefined && equal(item, other);
+    });
+  }
+  if (isNumber(a) || isNumber(b)) return isNumber(a) && isNumber(b) && Number(a.value) === Number(b.value);
+  return a.type === b.type && a.value === b.value;
+}
+
+function isNumber(value: Value): boolean {
+  return value.type === "IntegerValue" || value.type === "FloatValue" || value.type === "BooleanValue";
 }
 
 /** `str(value)` of Python. */

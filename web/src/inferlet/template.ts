@@ -4,7 +4,7 @@ import { Environment, Interpreter, parse, tokenize } from "@huggingface/jinja";
 import { checkMessages } from "./chat_messages.js";
 import { FILTERS, METHODS } from "./jinja_functions.js";
 import { MAX_NODES, MAX_TEXT, RenderBudget } from "./jinja_guard.js";
-import { isList, isText, listOf, type Node, printed, toValue, type Value } from "./jinja_values.js";
+import { equal, floatValue, isList, isText, listOf, type Node, printed, toValue, type Value } from "./jinja_values.js";
 import { MessageError, TemplateError, TemplateRefused } from "./text_errors.js";
 
 export const MAX_SOURCE = 65_536; // characters of a template
@@ -104,6 +104,7 @@ const Base = Interpreter as unknown as new (env: Environment) => Internals;
 
 /** Nodes that make values; others only pass them on. */
 const MAKERS = new Set(["ArrayLiteral", "TupleLiteral", "ObjectLiteral", "CallExpression", "FilterExpression", "BinaryExpression", "SliceExpression"]);
+const OWN_OPERATORS = new Set(["==", "!=", "~", "*"]);
 const SILENT = new Set(["Set", "Macro", "Comment"]);
 
 class Bounded extends Base {
@@ -139,27 +140,36 @@ class Bounded extends Base {
 
   override evaluateBinaryExpression(node: Node, env: Environment): Value {
     const { operator, left, right } = node as unknown as { operator: { value: string }; left: Node; right: Node };
-    if (operator.value === "~") {
-      const [a, b] = [this.evaluate(left, env), this.evaluate(right, env)];
-      this.#budget.charge(this.#budget.measure(a) + this.#budget.measure(b));
-      return toValue(printed(a) + printed(b));
-    }
-    if (operator.value === "*") {
-      const [a, b] = [this.evaluate(left, env), this.evaluate(right, env)];
-      for (const [sequence, times] of [[a, b], [b, a]] as const) {
-        if (times.type === "IntegerValue" && (isText(sequence) || isList(sequence))) return this.#repeated(sequence, Math.max(0, times.value as number));
+    if (!OWN_OPERATORS.has(operator.value)) return super.evaluateBinaryExpression(node, env);
+    const [a, b] = [this.evaluate(left, env), this.evaluate(right, env)];
+    switch (operator.value) {
+      case "==":
+      case "!=":
+        this.#budget.measure(a);
+        this.#budget.measure(b);
+        return toValue(equal(a, b) === (operator.value === "=="));
+      case "~":
+        this.#budget.charge(this.#budget.measure(a) + this.#budget.measure(b));
+        return toValue(printed(a) + printed(b));
+      default: {
+        const product = this.#repeated(a, b) ?? this.#repeated(b, a);
+        if (product !== null) return product;
+        if (typeof a.value !== "number" || typeof b.value !== "number") throw new Error(`it multiplies ${a.type} by ${b.type}`);
+        return a.type === "FloatValue" || b.type === "FloatValue" ? floatValue(a.value * b.value) : toValue(a.value * b.value);
       }
     }
-    return super.evaluateBinaryExpression(node, env);
   }
 
-  #repeated(sequence: (Value & { value: string }) | (Value & { value: Value[] }), times: number): Value {
+  /** null for what is no text or list times a whole number. */
+  #repeated(sequence: Value, count: Value): Value | null {
+    if (count.type !== "IntegerValue" || !(isText(sequence) || isList(sequence))) return null;
+    const times = Math.max(0, count.value as number);
     const { length } = sequence.value;
-    if (length * times > (typeof sequence.value === "string" ? MAX_TEXT : MAX_NODES)) {
+    if (length * times > (isText(sequence) ? MAX_TEXT : MAX_NODES)) {
       throw new TemplateError(`the chat template repeats ${length} items ${times} times, which is over the limit`);
     }
-    if (typeof sequence.value === "string") return toValue(sequence.value.repeat(times));
-    return listOf(Array.from({ length: times }, () => sequence.value as Value[]).flat());
+    if (isText(sequence)) return toValue(sequence.value.repeat(times));
+    return listOf(Array.from({ length: times }, () => sequence.value).flat());
   }
 
   /** Methods of strings that the library lacks, or that could grow without bound in it. */

@@ -163,6 +163,9 @@ for (const [source, text] of [
   ["{{ 'a\nb' | indent(2) }}{{ [1, 2] | sum }}{{ 'x' | replace('x', 'y') | upper }}", "a\n  b3Y"],
   ["{% for a, b in [(1, 2), (3, 4)] %}{{ a * b }},{% endfor %}{% set c, d = 5, 6 %}{{ c }}{{ d }}", "2,12,56"],
   ["{{ strftime_now('%Y') | length }}{{ messages is iterable }}{{ messages[0].nope is defined }}{{ none }}", "4TrueFalseNone"],
+  ["{{ [] == [] }}{{ {'a': [1]} == {'a': [1.0]} }}{{ '1' == 1 }}{{ true == 1 }}{{ none == x }}{{ 0 == '' }}{{ 'a' != 'b' }}", "TrueTrueFalseTrueFalseFalseTrue"],
+  ["{{ 'x</think>\n\ny\n'.split('</think>')[-1].lstrip('\n').rstrip('\n') }}{% for i in range(2, -1, -1) %}{{ i }}{% endfor %}", "y210"],
+  ["{{ 3 * 4 }}{{ 1.5 * 2 }}{{ [0] * 2 }}{{ -1 * 2 }}", "123.0[0, 0]-2"],
   ["  {%- if true %}  x{% endif %}\n  {% if true %}\ny{% endif %}", "  xy"],
 ] as const) {
   test(`what real templates use: ${source}`, () => assert.equal(rendered(source), text));
