@@ -54,4 +54,5 @@ async def listen(runner: web.AppRunner, sock: socket.socket) -> asyncio.Server:
     server = runner.server
     assert server is not None  # the runner was set up
     loop = asyncio.get_running_loop()
-    return await loop.create_server(lambda: Connection(server, loop=loop, access_log=None), sock=sock)
+    options: dict[str, Any] = {"access_log": None}  # the middleware writes the one line of a request
+    return await loop.create_server(lambda: Connection(server, loop=loop, **options), sock=sock)
