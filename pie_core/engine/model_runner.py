@@ -20,6 +20,7 @@ ARENA_WORDS = 1 << 18  # 1 MiB of channel cells
 RESULTS_WORDS = 1 << 16
 TABLE_WORDS = 1 << 15
 LANE_WORDS = 1 << 14
+MIXED_PREFILL = 16  # rows a step beside decode, where products gain nothing from more: a long prompt must not stall other streams
 EPILOGUE_PLANS = 256  # compiled epilogues kept
 
 
@@ -70,6 +71,7 @@ class ModelRunner:
             results_words=RESULTS_WORDS,
             table_words=TABLE_WORDS,
             lane_words=LANE_WORDS,
+            mixed_prefill=MIXED_PREFILL if device.info.kind == "cpu" or device.info.software else max_tokens,
         )
         return cls(device, model, tables, limits)
 

@@ -25,6 +25,7 @@ class RunnerLimits:
     results_words: int  # u32 words of the results region of one step
     table_words: int  # page numbers of one step, all sequences together
     lane_words: int  # lane-table words of one step, each group rounded up to LANE_ALIGN bytes
+    mixed_prefill: int = 1 << 30  # token rows of prefill in a step that also decodes: bounds what a long prompt adds to everybody's token
 
 
 @dataclass(slots=True)

@@ -82,8 +82,8 @@ class Scheduler:
                 limited = limited or count < work.remaining
                 if count:
                     self._take(pipe, work, step, count)
-                elif self._overdue is None:
-                    self._overdue = work
+                elif self._overdue is None and step.n_tokens == step.decode_tokens:
+                    self._overdue = work  # beside decode it never fits; others that found the room taken have their turn next
             if not pipe.queue:
                 pipe.instance.idle(pipe)
         if limited:

@@ -33,6 +33,8 @@ class Step:
         """Tokens of `work` that this step can still take: all that remain, some of its body, or 0."""
         limits, batch = self._limits, self.batch
         room = limits.max_tokens - self.n_tokens
+        if self.decode_tokens:  # what follows is prefill beside decode
+            room = min(room, limits.mixed_prefill - (self.n_tokens - self.decode_tokens))
         if room <= 0:
             return 0
         tables = sum(pages_for(p.ws.length + p.n - p.done) for p in work.parts if p.done < p.n)
