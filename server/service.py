@@ -11,7 +11,7 @@ from typing import Any
 
 from pie_core.device.protocol import PAGE_TOKENS, Device
 from pie_core.device.selftest import self_test
-from pie_core.engine.errors import EngineError
+from pie_core.engine.errors import EngineError, OutOfPages
 from pie_core.engine.loop import Engine
 from pie_core.engine.model_runner import ModelRunner
 from pie_core.host.process import InferletFailed, Process
@@ -183,11 +183,17 @@ class Service:
                     await on_message(message)
             return await running
         except InferletFailed as err:
-            raise InferletError(err.type, err.message, err.file, err.line, err.traceback) from err
+            raise InferletError(err.type, self._with_fix(err), err.file, err.line, err.traceback) from err
         finally:
             await _end(running)
             process.close()  # a task that is cancelled before its first step never gets to its own clean-up
             guest.close()
+
+    def _with_fix(self, error: InferletFailed) -> str:
+        """The message, with the flag that would help: the engine knows of pages, only this server of flags."""
+        if error.type != OutOfPages.type_name:
+            return error.message
+        return f"{error.message}; the KV cache has {self._kv_pool_mb} MB, a larger --kv-pool-mb makes room"
 
     async def close(self) -> None:
         """End running inferlets and free the device. May be called at any time, and twice."""

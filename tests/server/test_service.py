@@ -33,6 +33,26 @@ async def main(input):
 """
 
 
+TOO_MUCH = """
+from inferlet import model
+from inferlet.eta import ForwardPass, Pipeline, WorkingSet, intrinsics, reduce_argmax
+
+async def main(input):
+    fwd, pipe = ForwardPass(), Pipeline()
+    fwd.embed([1] * (model.pages * model.page_tokens + 1))
+    fwd.state([WorkingSet()])
+    out = fwd.epilogue(lambda: reduce_argmax(intrinsics.output(0, "logits")))
+    pipe.submit(fwd); await out
+"""
+
+NOBODY_SENDS = """
+from inferlet import receive
+
+async def main(input):
+    return await receive()
+"""
+
+
 @pytest.fixture
 async def service(tiny_model: Path) -> AsyncIterator[Service]:
     service = Service.from_settings(Settings(model=str(tiny_model), device="cpu", kv_pool_mb=4))
@@ -110,6 +130,13 @@ async def test_the_authors_error_has_its_place(service: Service) -> None:
     assert_nothing_held(service)
 
 
+async def test_nobody_can_send_to_an_inferlet_that_only_receives(service: Service) -> None:
+    with pytest.raises(InferletError, match="whoever started this run sends none") as caught:
+        await service.run(NOBODY_SENDS, "alone.py", {})
+    assert (caught.value.kind, caught.value.line) == ("Deadlock", 5)
+    assert_nothing_held(service)
+
+
 async def test_logs_go_to_the_one_who_asked(service: Service) -> None:
     lines = []
     await service.run(
@@ -154,6 +181,9 @@ async def test_the_pool_bounds_the_context_that_inferlets_are_told(tmp_path: Pat
     source = "from inferlet import model\ndef main(input):\n    return model.context\n"
     context = await service.run(source, "context.py", {})
     assert context == service.card.context == service.stats()["pages_free"] * 16 < 100_000
+    with pytest.raises(InferletError, match=r"KV pages, more than .*; the KV cache has 1 MB, a larger --kv-pool-mb makes room") as caught:
+        await service.run(TOO_MUCH, "much.py", {})
+    assert (caught.value.kind, caught.value.line) == ("OutOfPages", 10)
     await service.close()
 
 
