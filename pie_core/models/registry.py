@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pie_core.poem import Cache, Metadata, Parameters, PoemError, Tensor
+from pie_core.poem.graph import check_outputs
 
 ARCHITECTURES = {"llama": "pie_core.models.llama"}
 
@@ -94,6 +95,6 @@ class _OperatorsModel:
 
         def trace(tokens: Tensor, caches: list[Cache]) -> Any:
             with _blamed(self._poem, "failed to run the model"):
-                return model(tokens, caches)
+                return check_outputs(model(tokens, caches), config)
 
         return trace

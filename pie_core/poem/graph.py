@@ -57,7 +57,7 @@ def trace_model(model_class: Any, config: Any, checkpoint: Checkpoint) -> Graph:
     model = model_class(config, parameters)
     trace = Trace("model", table=TABLE, max_ops=1 << 16)
     caches = [Cache(i) for i in range(config.layers)]
-    outputs = _outputs(model(trace.add("tokens", (), {}, ("u32", ())), caches), config)
+    outputs = check_outputs(model(trace.add("tokens", (), {}, ("u32", ())), caches), config)
     unused = [c.layer for c in caches if not c.width]
     if unused:
         raise PoemError(f"layers {unused} never append to their cache; the config asks for {config.layers} layers")
@@ -69,8 +69,8 @@ def trace_model(model_class: Any, config: Any, checkpoint: Checkpoint) -> Graph:
     return Graph(tuple(nodes), {k: v.id for k, v in outputs.items()}, dict(parameters.used), tuple(c.width for c in caches))
 
 
-def _outputs(found: Any, config: Any) -> dict[str, Tensor]:
-    """The read-outs of a model, each of the width that the engine reads."""
+def check_outputs(found: Any, config: Any) -> dict[str, Tensor]:
+    """What a model returned as its read-outs, each of the width that the engine reads. Raises PoemError."""
     if not isinstance(found, Mapping):
         raise PoemError(f"a model returns a dict with the read-outs {', '.join(OUTPUTS)}, got {type(found).__name__}")
     if set(found) != set(OUTPUTS):

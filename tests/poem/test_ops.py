@@ -143,7 +143,7 @@ class Model(Base):
             POEM + "    def __call__(self, tokens, caches):\n        return tokens + 'x'\n",
             r"bad\.py, line 9, failed to run the model: \w+: .",
         ),
-        (POEM + "    def __call__(self, tokens, caches):\n        return None\n", "a dict with the read-outs hidden, logits, got NoneType"),
+        (POEM + "    def __call__(self, tokens, caches):\n        return None\n", r"bad\.py .*: a model returns a dict .*, got NoneType"),
         (
             POEM + "    def __call__(self, tokens, caches):\n        return {'hidden': 1, 'logits': 2}\n",
             "read-out 'hidden' must be a tensor, got int",
