@@ -215,7 +215,7 @@ def describe(error: BaseException) -> dict[str, Any]:
             message += "; main takes the input as its one argument: `async def main(input: dict) -> dict`"
         elif frame.f_code.co_filename == _file:  # the call itself failed: nothing of what was called has run
             message += call_hint(message, frame.f_globals)
-    if line is None:
+    if line is None and not isinstance(error, MemoryError):  # which may have lost its traceback, and with it another line
         line = _main_line()
     return {
         "type": type(error).__name__,
