@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import os
 import shutil
@@ -320,7 +321,8 @@ def main() -> None:
     memory.limit_arenas()
     terminal.use_utf8()
     code = execute()
-    if code == INTERRUPTED:  # at once: a step of the cpu device that runs in its thread may take seconds to its end
+    if code == INTERRUPTED:  # at once: a thread may be inside a step of the cpu device, or in a guest that calls back into Python
+        atexit._run_exitfuncs()  # folders of a build that was broken off
         sys.stdout.flush()
         os._exit(code)
     sys.exit(code)
