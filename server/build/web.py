@@ -154,7 +154,7 @@ def _parts(cache: Path | None) -> list[Part]:
     component = component_path(cache)
     module = module_path(module_sources(), cache)
     return [
-        Part("pyodide", packages, lambda stage, node: _build_pyodide(stage)),
+        Part("pyodide", {**packages, "precompile.mjs": (WEB / "scripts" / "precompile.mjs").read_bytes()}, _build_pyodide),
         Part("wheels", {**packages, **stored}, lambda stage, node: _build_wheels(wheels, stage)),
         Part("component", {**packages, component.name: b""}, lambda stage, node: _build_component(python_component(cache), stage, node)),
         Part("kernels", {**packages, module.name: b""}, lambda stage, node: _copy(cpu_module(cache), stage / "kernels.wasm")),
@@ -186,8 +186,9 @@ def _build_scripts(sources: Mapping[str, bytes], stage: Path, node: Node) -> Non
         node.run("the page's scripts could not be bundled", vite, "build", "--logLevel", "warn", cwd=web, env=env)
 
 
-def _build_pyodide(stage: Path) -> None:
-    """Pyodide's runtime. Its standard library is stored again without deflate, which the transfer encoding then does better."""
+def _build_pyodide(stage: Path, node: Node) -> None:
+    """Pyodide's runtime. Its standard library is stored again without deflate, which the transfer encoding then does better, and
+    partly compiled."""
     source, target = WEB / "node_modules" / "pyodide", stage / "pyodide"
     target.mkdir()
     for name in _PYODIDE:
@@ -195,6 +196,7 @@ def _build_pyodide(stage: Path) -> None:
     with zipfile.ZipFile(source / _STDLIB) as archive:
         files = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
     (target / _STDLIB).write_bytes(stored_zip(files))
+    node.run("Python's library could not be compiled for the page", WEB / "scripts" / "precompile.mjs", source, target / _STDLIB, cwd=WEB)
 
 
 def _wheels() -> list[Wheel]:

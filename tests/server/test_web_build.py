@@ -79,6 +79,18 @@ def test_the_lock_file_names_wheels_beside_it(assets: Path) -> None:
             assert not [name for name in archive.namelist() if name.endswith((".so", ".pyc", ".pyd", ".dylib"))]
 
 
+def test_what_python_loads_at_the_start_is_compiled(assets: Path) -> None:
+    with zipfile.ZipFile(assets / "pyodide" / "python_stdlib.zip") as archive:
+        names = set(archive.namelist())
+        assert {"asyncio/events.pyc", "dataclasses.pyc", "pyodide/ffi.pyc", "typing.pyc"} <= names
+        assert {"unittest/case.py", "statistics.py", "difflib.py"} <= names  # the rest is source
+        assert not [name for name in names if name.endswith(".pyc") and name[:-1] in names]
+        assert not {name.split("/")[0] for name in names} & {"multiprocessing", "pdb.py", "sqlite3"}
+        for name in names:
+            if name.endswith(".pyc"):
+                assert archive.read(name)[4:8] == b"\1\0\0\0", name  # by hash, unchecked: without a source to look at
+
+
 def test_it_is_built_once(assets: Path) -> None:
     lines: list[str] = []
     started = time.process_time()
