@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any, Final
 
 from pyodide.ffi import JsException
@@ -20,6 +21,8 @@ from pie_web.adapter import OpenDevice, open_device
 from pie_web.checkpoint import PageCheckpoint
 from pie_web.page import Page
 from pie_web.turns import Turns
+
+_logger = logging.getLogger(__name__)
 
 # The core names settings by the command line's words; here they are options of Pie.load.
 PAGE_WORDS: Final = {
@@ -49,6 +52,9 @@ async def load(host: Any) -> Page | None:
         host.fail("LoadError", _in_page_words(error))
     except JsException as error:  # of the host: reading the model
         host.fail(error.name, error.message)
+    except Exception as error:  # loading's boundary: the page must be able to tell, whatever it was
+        _logger.exception("the load failed")
+        host.fail("LoadError", f"{type(error).__name__}: {error}")
     return None
 
 
