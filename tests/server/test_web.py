@@ -15,7 +15,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from fake_backend import FakeBackend
 
-from pie_server import model_files
+from pie_server import file_digest
 from pie_server.api.backend import Progress, Status
 from pie_server.app import create_app
 from pie_server.build.cpu_module import BuildError
@@ -340,15 +340,15 @@ async def test_a_client_that_leaves_does_not_keep_the_file_open(client: TestClie
 def test_a_digest_is_computed_once_for_each_state(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIE_CACHE", str(folder.parent / "cache"))
     path, reads = folder.parent / "Q8.gguf", []
-    real = model_files.digest
-    monkeypatch.setattr(model_files, "digest", lambda file: (reads.append(file), real(file))[1])
-    assert model_files.file_sha256(path) == model_files.file_sha256(path) == SHA
+    real = file_digest.digest
+    monkeypatch.setattr(file_digest, "digest", lambda file: (reads.append(file), real(file))[1])
+    assert file_digest.file_sha256(path) == file_digest.file_sha256(path) == SHA
     assert len(reads) == 1
     for memory in (folder.parent / "cache" / "digests").iterdir():
         memory.write_text("{broken")
-    assert model_files.file_sha256(path) == SHA
+    assert file_digest.file_sha256(path) == SHA
     path.write_bytes(b"another file")
-    assert model_files.file_sha256(path) == hashlib.sha256(b"another file").hexdigest()
+    assert file_digest.file_sha256(path) == hashlib.sha256(b"another file").hexdigest()
     assert len(reads) == 3
 
 
