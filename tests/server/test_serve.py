@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -236,3 +238,10 @@ def test_a_bad_setting_of_the_environment_names_the_variable_first(monkeypatch: 
     monkeypatch.setenv("PIE_PORT", "many")
     with pytest.raises(UserError, match=r"^PIE_PORT \(or --port\) is 'many'; use a whole number"):
         load_settings()
+
+
+def test_log_lines_are_for_servers_only() -> None:
+    """A command that configured no log says in a sentence what there is to say; an event's bare name would mean nothing."""
+    code = "import logging; from pie_server.logs import log; log('load_fault', logging.ERROR, error='KeyError')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
