@@ -11,12 +11,11 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
-from pie_web.adapter import open_device
-
 from pie_core.device.protocol import Buffer, Device, DeviceError, EpilogueSpec, KernelSpec, Launch, MapSpec
 from pie_core.device.selftest import self_test
 from pie_core.device.templates import template
 from pie_core.eta.program import Program
+from pie_web.adapter import open_device
 
 
 class Runner:
