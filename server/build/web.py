@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import shutil
@@ -62,10 +63,10 @@ def web_assets(cache: Path | None = None, progress: Progress | None = None, leve
     say = progress or (lambda line: None)
     folder = (cache or cache_root()) / "build"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         parts = _parts(cache)
         target = _target(parts, folder, level)
         if not target.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
             with build_lock(folder / "web.lock"):
                 built = [_build_part(part, folder, level, say) for part in parts]
                 target = _target(parts, folder, level)
@@ -75,7 +76,7 @@ def web_assets(cache: Path | None = None, progress: Progress | None = None, leve
                     say(f"built the page ({_size(target) / 1e6:.1f} MB)")
     except OSError as error:
         raise BuildError(f"cannot write the page's files under {folder}: {error.strerror}; set PIE_CACHE to a writable folder") from error
-    os.utime(target)  # the least recently used ones are removed first
+    _touch(target)
     return target
 
 
@@ -109,11 +110,17 @@ def _build_part(part: Part, folder: Path, level: str, say: Progress) -> Path:
 
         _publish(folder, target, build)
         prune(folder, f"web-{part.name}-{level}-*", _KEEP)
-    os.utime(target)
+    _touch(target)
     return target
 
 
 _THREADS = {"UV_THREADPOOL_SIZE": str(os.cpu_count() or 1)}
+
+
+def _touch(folder: Path) -> None:
+    """Mark as used: the least recently used folders are removed first."""
+    with contextlib.suppress(OSError):  # a cache that is complete may be read-only
+        os.utime(folder)
 
 
 def _publish(folder: Path, target: Path, build: Callable[[Path], object]) -> None:

@@ -151,6 +151,14 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         web_assets(tmp_path)
 
 
+def test_a_complete_cache_may_be_read_only(assets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(web.os, "utime", refuse)
+    assert web_assets().is_dir()
+
+
 def test_an_installation_without_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "WEB", tmp_path / "web")
     with pytest.raises(BuildError, match="sources of the page are not beside this installation"):
