@@ -58,7 +58,8 @@ class Page:
         limits = engine.limits
         context = min(limits.context, limits.pages * PAGE_TOKENS)
         beside: Any = _Beside(spec)
-        self._services = Services(ModelFacts(str(host.modelName), limits.vocab, limits.hidden, context, tuple(spec["eos"])), beside, beside)
+        facts = ModelFacts(str(host.modelName), limits.vocab, limits.hidden, context, tuple(spec["eos"]), limits.pages)
+        self._services = Services(facts, beside, beside)
         self._runs: dict[int, _Run] = {}
 
     def facts(self) -> str:
@@ -86,7 +87,10 @@ class Page:
     def run(self, run: int, port: Any, source: str, name: str, input: str) -> None:
         """Start an inferlet whose guest is at the other end of `port`."""
         try:
-            process = Process(self._engine, self._services, name, on_log=lambda level, text: self._host.log(run, level, text))
+            # pie.js has no way to send to a running inferlet yet, so one that waits for it is told so
+            process = Process(
+                self._engine, self._services, name, on_log=lambda level, text: self._host.log(run, level, text), receives=False
+            )
         except EngineError as error:
             port.close()
             self._failed(run, InferletFailed(error.type_name, error.message))
