@@ -36,6 +36,7 @@ NOT_HERE = {  # tests; all their parameters
     "tests/eta/test_eta_program.py::test_the_largest_texts_are_judged_quickly": "Pyodide has no time.thread_time",
     "tests/host/test_port.py::test_posts_cross_threads_in_order": "Pyodide has no threads",
     "tests/host/test_process.py::test_the_seed_loop[True]": "Pyodide has no threads",
+    "tests/poem/test_ops.py::test_sizes_that_no_model_has_are_refused_by_key_and_value": "writes a checkpoint with NumPy for each case",
     "tests/text/test_stream.py::test_the_module_needs_the_standard_library_only": "Pyodide has no processes",
     "tests/text/test_template.py::test_a_template_that_runs_on_is_stopped": "deep templates; the page renders them in JavaScript",
     "tests/text/test_template.py::test_the_default_time_limit_ends_nested_ranges_within_a_second": "Pyodide has no time.thread_time",
@@ -87,7 +88,7 @@ def test_the_core_passes_its_own_tests_in_pyodide(report: dict[str, Any]) -> Non
     assert report["code"] == 0 and report["platform"] == "emscripten"
     per_file = {name: sum(test.startswith(f"{name}::") for test in report["outcomes"]) for name in files()}
     assert all(per_file.values()), f"files of which nothing ran: {[name for name, count in per_file.items() if not count]}"
-    assert len(report["outcomes"]) >= 480
+    assert len(report["outcomes"]) >= 700
     print(f"{len(report['outcomes'])} tests in {report['seconds']:.1f} s on Python {report['python']} ({report['platform']})")
 
 
