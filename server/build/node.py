@@ -81,9 +81,7 @@ def install_node() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     importlib.invalidate_caches()
     if done.returncode:
-        raise NodeMissing(
-            f"building the page needs Node.js {_OLDEST} or newer: none is on the PATH, and pip could not install {PACKAGE}"
-        )
+        raise NodeMissing(f"building the page needs Node.js {_OLDEST} or newer: none is on the PATH, and pip could not install {PACKAGE}")
 
 
 def installed(folder: Path) -> bool:
