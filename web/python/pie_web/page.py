@@ -87,10 +87,7 @@ class Page:
     def run(self, run: int, port: Any, source: str, name: str, input: str) -> None:
         """Start an inferlet whose guest is at the other end of `port`."""
         try:
-            # pie.js has no way to send to a running inferlet yet, so one that waits for it is told so
-            process = Process(
-                self._engine, self._services, name, on_log=lambda level, text: self._host.log(run, level, text), receives=False
-            )
+            process = Process(self._engine, self._services, name, on_log=lambda level, text: self._host.log(run, level, text))
         except EngineError as error:
             port.close()
             self._failed(run, InferletFailed(error.type_name, error.message))
