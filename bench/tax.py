@@ -28,7 +28,7 @@ from tests.support.engines import load_runner
 from tests.support.paths import default_model
 from tests.support.tiny_gguf import write_tiny_gguf
 
-ROUNDS = 7
+ROUNDS = 14
 DISPATCHES = 300
 LOOP = """
 from inferlet import model

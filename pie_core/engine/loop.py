@@ -46,10 +46,10 @@ class Engine:
 
     `start()` begins the step loop on the running loop, `await stop()` ends it and fails what is left. In between,
     `open_instance` gives out Instances. `predict`: run the expected next pass of a decode loop before it is submitted (see
-    predict.py); results are the same either way.
+    predict.py); by default where the host has a core to spare while the device computes. Results are the same either way.
     """
 
-    def __init__(self, runner: Runner, *, predict: bool = True) -> None:
+    def __init__(self, runner: Runner, *, predict: bool | None = None) -> None:
         self.runner = runner
         self.limits = runner.limits
         self.pool = PagePool(self.limits.pages)
@@ -57,7 +57,7 @@ class Engine:
         self.metrics = Metrics()
         self.instances: dict[Instance, None] = {}
         self.scheduler = Scheduler(self.limits, self.pool, runner.copy_page)
-        self.predictor = Predictor(self.limits, self.pool, self.metrics, enabled=predict)
+        self.predictor = Predictor(self.limits, self.pool, self.metrics, enabled=self.limits.spare_core if predict is None else predict)
         self.lost: EngineError | None = None
         self._infos = ProgramInfos(self.limits)
         self._linger = Linger(self.metrics)

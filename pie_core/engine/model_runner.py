@@ -72,6 +72,7 @@ class ModelRunner:
             table_words=TABLE_WORDS,
             lane_words=LANE_WORDS,
             mixed_prefill=MIXED_PREFILL if device.info.kind == "cpu" or device.info.software else max_tokens,
+            spare_core=not device.info.software,
         )
         return cls(device, model, tables, limits)
 
