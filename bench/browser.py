@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,12 +17,12 @@ import psutil
 from playwright.sync_api import BrowserContext, Page, Route
 
 from bench.report import Report, arguments
-from pie_server.build.web import web_assets
+from pie_server.build.web import WEB, web_assets
 from tests.server.conftest import pie_serve
 from tests.web.browser import chromium
+from tests.web.bundles import bundle
 
 ROOT = Path(__file__).parents[1]
-WEB = ROOT / "web"
 REPLAY = (ROOT / "bench" / "replay.py").read_text()
 PEERS = "peers in the same browser (facts/webgpu.md): transformers.js WASM fp32 39 tok/s, WASM q8 32-35, WebGPU q4 0.22; wllama 8-12"
 CHAIN = {1: 0.9, 4: 1.9, 8: 2.9}  # ms a step, the sketch on its cpu device
@@ -92,10 +91,7 @@ async def bare(tokens, rounds):
 
 def tapped_worker(folder: Path) -> Path:
     """The engine worker with its Python in reach."""
-    here = ROOT / "tests" / "web"
-    vite = WEB / "node_modules" / "vite" / "dist" / "node" / "index.js"
-    subprocess.run(["node", here / "bundle.mjs", vite, WEB / "src" / "engine" / "worker.ts", folder, here / "runtime_tap.ts"], check=True)
-    return folder / "worker.js"
+    return bundle(WEB / "src" / "engine" / "worker.ts", folder, ROOT / "tests" / "web" / "runtime_tap.ts")
 
 
 def open_hello(context: BrowserContext, origin: str, device: str) -> tuple[Page, float]:

@@ -19,7 +19,7 @@ import kernels_wgsl
 import pie_core
 from pie_server.build.artifacts import build_lock, prune
 from pie_server.build.cpu_module import BuildError, cache_root, cpu_module, module_path, module_sources
-from pie_server.build.node import PACKAGE, Node, NodeMissing, find_node, install_node
+from pie_server.build.node import PACKAGE, Node, NodeMissing, find_node, install_node, installed
 from pie_server.build.python_component import Progress, component_path, python_component
 from pie_server.build.wheels import Wheel, installed_wheel, stored_zip, tree_wheel, write_wheels
 
@@ -86,6 +86,21 @@ def built_assets(cache: Path | None = None) -> Path | None:
     return target if target.is_dir() else None
 
 
+def page_tools() -> Node:
+    """Node.js with the page's npm packages in `WEB`/node_modules, installed first where they are missing: a page that was found in the
+    cache needs none. Raises BuildError."""
+    node = find_node()
+    if not installed(WEB):
+        folder = cache_root() / "build"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with build_lock(folder / "npm.lock"):
+                node.install(WEB)
+        except OSError as error:
+            raise BuildError(f"cannot lock {folder}: {error.strerror}; set PIE_CACHE to a writable folder") from error
+    return node
+
+
 def _target(parts: list[Part], folder: Path, level: str) -> Path:
     """The folder of all parts, each at `level` or better."""
     names = "\n".join(_best_path(part, folder, level).name for part in parts)
@@ -101,8 +116,7 @@ def _build_part(part: Part, folder: Path, level: str, say: Progress) -> Path:
     target = _best_path(part, folder, level)
     if not target.is_dir():
         say(f"building the page: {part.name}")
-        node = find_node()
-        node.install(WEB)
+        node = page_tools()
 
         def build(stage: Path) -> None:
             part.build(stage, node)
@@ -239,8 +253,7 @@ def _copy(source: Path, target: Path) -> None:
 
 def check_types() -> None:
     """Check the types of the page's sources. Raises BuildError."""
-    node = find_node()
-    node.install(WEB)
+    node = page_tools()
     node.run("the page's types do not fit", WEB / "node_modules" / "typescript" / "bin" / "tsc", "--noEmit", "--pretty", "false", cwd=WEB)
 
 

@@ -16,7 +16,7 @@ import pytest
 from pie_server.build import node, web
 from pie_server.build.cpu_module import BuildError
 from pie_server.build.node import Node, NodeMissing, find_node, installed
-from pie_server.build.web import Part, built_assets, check_types, web_assets
+from pie_server.build.web import Part, built_assets, check_types, page_tools, web_assets
 from pie_server.build.wheels import installed_wheel, pack, tree_wheel, write_wheels
 
 
@@ -65,6 +65,7 @@ def test_a_strict_policy_can_be_kept(assets: Path) -> None:
 
 def test_the_lock_file_names_wheels_beside_it(assets: Path) -> None:
     lock = json.loads((assets / "wheels" / "pyodide-lock.json").read_bytes())
+    page_tools()  # the page may come from the cache of another checkout
     upstream = json.loads((web.WEB / "node_modules" / "pyodide" / "pyodide-lock.json").read_bytes())
     assert lock["info"] == upstream["info"]
     assert set(lock["packages"]) == {"jinja2", "kernels-wgsl", "markupsafe", "pie-core", "pie-web"}
@@ -129,6 +130,25 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(BuildError, match="no luck"):
             web_assets(tmp_path)
     assert [path.name for path in (tmp_path / "build").iterdir()] == ["web.lock"]
+
+
+def test_packages_are_installed_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout whose page was found in the cache has no packages until something asks for them."""
+    folder = npm_folder(tmp_path / "web", {"a": {"integrity": "1"}}, None)
+    done = '{"packages":{"a":{"integrity":"1"}}}'
+    script = f"echo $1 >>asked; mkdir -p node_modules; echo '{done}' >node_modules/.package-lock.json"
+    found = Node(tmp_path / "node", (str(command(tmp_path / "bin", "npm", script)),))
+    monkeypatch.setattr(web, "WEB", folder)
+    monkeypatch.setattr(web, "find_node", lambda: found)
+    monkeypatch.setenv("PIE_CACHE", str(tmp_path / "cache"))
+    for _ in range(2):
+        assert page_tools() == found
+        assert (folder / "asked").read_text() == "ci\n"
+    (tmp_path / "file").write_text("")
+    (folder / "node_modules" / ".package-lock.json").unlink()
+    monkeypatch.setenv("PIE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(BuildError, match="set PIE_CACHE to a writable folder"):
+        page_tools()
 
 
 def test_the_harder_compression_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

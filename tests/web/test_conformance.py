@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,12 +15,11 @@ from pie_core.device.templates import TEMPLATES
 from pie_server.build.web import web_assets
 from tests.web import make_conformance
 from tests.web.browser import chromium
+from tests.web.bundles import bundle
 from tests.web.site import site
 
-ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 CASES = HERE / "conformance.json"
-VITE = ROOT / "web" / "node_modules" / "vite" / "dist" / "node" / "index.js"
 KINDS = ("cpu", "webgpu")
 
 # A parameter changed behind the device's back, and the kernel that the self-test must name
@@ -46,11 +44,9 @@ RUN = """([url, job]) => new Promise((done, failed) => {
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The page's files at /web/, the tests' worker at /test/."""
     assets = web_assets()
-    bundle = tmp_path_factory.mktemp("bundle")
-    command = ["node", HERE / "bundle.mjs", VITE, HERE / "device.worker.ts", bundle]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    with site({"/web/": assets, "/test/": bundle}) as served:
+    folder = tmp_path_factory.mktemp("bundle")
+    bundle(HERE / "device.worker.ts", folder)
+    with site({"/web/": assets, "/test/": folder}) as served:
         yield served
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,11 @@ from pie_server.adapters.tokenizer import HfTokenizer
 from pie_server.build.web import web_assets
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.web.browser import chromium
+from tests.web.bundles import bundle
 from tests.web.site import site
 from tests.web.text_fixtures import dumps, text_spec
 
 HERE = Path(__file__).parent
-VITE = HERE.parents[1] / "web" / "node_modules" / "vite" / "dist" / "node" / "index.js"
 HELLO = Path(examples.__path__[0]) / "hello.py"
 
 
@@ -35,9 +34,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HfTokenizer:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     """A page with the scripted engine, under the page's CSP; at /test/text.json the texts of a tiny model."""
     folder = tmp_path_factory.mktemp("bundle")
-    command = ["node", HERE / "bundle.mjs", VITE, HERE / "scripted_engine.ts", folder]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    bundle(HERE / "scripted_engine.ts", folder)
     with open_gguf(write_tiny_gguf(folder / "tiny.gguf")) as checkpoint:
         spec = tokenizer_spec(checkpoint.metadata)
         (folder / "text.json").write_text(dumps(text_spec(checkpoint.metadata, spec, HfTokenizer(spec))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ import pytest
 from playwright.sync_api import BrowserContext, Page
 
 from tests.web.browser import chromium
+from tests.web.bundles import bundle
 from tests.web.range_server import Served, serve
 
 HERE = Path(__file__).parent
-VITE = HERE.parents[1] / "web" / "node_modules" / "vite" / "dist" / "node" / "index.js"
 MB = 1_000_000
 
 # `at`: bytes of the download at which to "cancel" it or to "kill" its worker. The worker stays for later.
@@ -37,9 +36,7 @@ FOLDER = "(await navigator.storage.getDirectory()).getDirectoryHandle('pie-model
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("bundle")
-    command = ["node", HERE / "bundle.mjs", VITE, HERE / "model.worker.ts", folder]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    bundle(HERE / "model.worker.ts", folder)
     with serve(folder) as found:
         yield found
 

@@ -1,4 +1,4 @@
-"""The page's own unit tests, run by Node: `npm test`, with answers of Python to compare with and the real language component."""
+"""The page's own unit tests, run by Node (web/scripts/test.mjs), with answers of Python to compare with and the real language component."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from pie_core.text.chat import load_chat
 from pie_core.text.tokenizer import tokenizer_spec
 from pie_core.weights import open_gguf
 from pie_server.adapters.tokenizer import HfTokenizer
-from pie_server.build.web import web_assets
+from pie_server.build.web import WEB, page_tools, web_assets
 from tests.support.paths import default_model, goldens
 from tests.web.text_fixtures import dumps, fixtures
-
-WEB = Path(__file__).parents[2] / "web"
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +33,9 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("folder", ["engine", "hello", "inferlet", "model"])
 def test_unit_tests_of_the_page(folder: str, text_file: Path) -> None:
-    assets = web_assets()  # also installs the packages
+    assets, node = web_assets(), page_tools()
     environment = {**os.environ, "PIE_TEXT_FIXTURES": str(text_file), "PIE_WEB_ASSETS": str(assets)}
-    command = ["npm", "test", "--", f"{folder}/"]
+    command = [node.path, WEB / "scripts" / "test.mjs", f"{folder}/"]
     done = subprocess.run(command, cwd=WEB, env=environment, capture_output=True, text=True, timeout=240, check=False)
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-12000:]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import subprocess
 import sysconfig
@@ -21,11 +20,11 @@ from pie_core.eta.trace import Traced
 from pie_core.weights import open_gguf
 from pie_server.adapters.cpu_module import open_cpu_device
 from pie_server.build.cpu_module import cpu_module
+from pie_server.build.web import WEB, page_tools
 from tests.support.tiny_gguf import write_tiny_gguf
+from tests.web.bundles import node_bundle
 
 ROOT = Path(__file__).parents[2]
-WEB = ROOT / "web"
-VITE = WEB / "node_modules" / "vite" / "dist" / "node" / "index.js"
 TOKENS = 16
 VOCAB, WIDTH = 320, 64
 PROMPTS = [[(7 * i + 3 + k) % VOCAB for i in range(20 + k)] for k in range(8)]
@@ -76,12 +75,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def report(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
     """One engine: 1, 4 and 8 greedy loops at once, then the scenarios of web/src/engine/testing/scenarios.ts."""
-    assert VITE.exists(), f"{VITE} is missing: run make web"
-    folder = WEB / "node_modules" / ".pie-tests" / f"engine-{os.getpid()}"
-    try:
-        subprocess.run(
-            ["node", Path(__file__).parent / "bundle_node.mjs", VITE, WEB / "src/engine/testing/node_run.ts", folder], check=True
-        )
+    with node_bundle(WEB / "src/engine/testing/node_run.ts") as script:
         packages = pure_packages(tmp_path_factory.mktemp("packages"))
         text = greedy().program.text
         jobs = [[{"program": text, "prompt": prompt, "tokens": TOKENS} for prompt in PROMPTS[:count]] for count in (1, 4, 8)]
@@ -89,10 +83,9 @@ def report(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
         errors = tmp_path_factory.mktemp("node") / "stderr"  # a failure there quotes megabytes of Pyodide
         with errors.open("wb") as sink:
             task = json.dumps({"engine": engine, "jobs": jobs, "scenarios": True})
-            done = subprocess.run(["node", folder / "node_run.mjs", task], stdout=subprocess.PIPE, stderr=sink, timeout=100, check=False)
+            command = [page_tools().path, script, task]
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=sink, timeout=100, check=False)
         assert done.returncode == 0, errors.read_text()[-4000:]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     found: Report = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from pie_server.build.web import WEB, page_tools
 from tests.support.tiny_gguf import write_tiny_gguf
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-PYODIDE = ROOT / "web" / "node_modules" / "pyodide"
+PYODIDE = WEB / "node_modules" / "pyodide"
 ROOMS = ("eta", "engine", "host", "text", "weights", "poem")
 PACKAGES = ("_pytest", "pytest", "py.py", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis", "_hypothesis_globals.py",
     "sortedcontainers", "jinja2", "markupsafe")  # fmt: skip
@@ -70,12 +71,11 @@ def packages(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What became of every test, by id."""
-    if not (PYODIDE / "pyodide.mjs").exists():
-        pytest.fail(f"{PYODIDE} is missing: run make web")
+    node = page_tools().path
     target = tmp_path_factory.mktemp("pyodide") / "report.json"
     left_out = [option for test in NOT_HERE for option in ("--deselect", test)]
     job = json.dumps([files(), version("hypothesis"), left_out])
-    command = ["node", HERE / "pyodide_tests.mjs", PYODIDE, ROOT, packages(tmp_path_factory.mktemp("packages")), job, target]
+    command = [node, HERE / "pyodide_tests.mjs", PYODIDE, ROOT, packages(tmp_path_factory.mktemp("packages")), job, target]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(target.read_text())
