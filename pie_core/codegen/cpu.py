@@ -109,6 +109,7 @@ class _Epilogue:
     def __init__(self, plan: Schedule) -> None:
         self.plan = plan
         self.code = Code()
+        self.number = 0  # of the phase
         self.known: dict[tuple[int, int], int] = {}  # (value, element) -> scalar slot
 
     def source(self, node: Node) -> int | None:
@@ -122,7 +123,7 @@ class _Epilogue:
     def scalar(self, value: int, element: int = 0) -> int:
         """Slot of one element of a value, computed in the current ONCE block."""
         key = scalar_key(self.plan, value, element)
-        for step in scalar_order(self.plan, *key, self.known):
+        for step in scalar_order(self.plan, *key, self.known, self.number):
             self.known[step] = self.compute(*step)
         return self.known[key]
 
@@ -258,8 +259,9 @@ class _Epilogue:
     def run(self) -> CpuProgram:
         code, plan = self.code, self.plan
         flags: list[int] = []
-        for loops in plan.phases:
-            flags += self.phase(loops)
+        for self.number, phase in enumerate(plan.phases):
+            flags += self.phase(phase.loops)
+        self.number = len(plan.phases)
         for sink in plan.stores:
             self.store(sink, self.scalar(sink.id))
         status = code.slot()

@@ -95,6 +95,7 @@ class _Epilogue(Writer):
         self.offsets: dict[int, str] = {}  # lane word -> name
         self.iterations = 0
         self.slots = 0
+        self.phase = 0
         self.uses: set[str] = {"lanes", "results"}
 
     # Scalars: emitted where first needed, at function scope.
@@ -107,7 +108,7 @@ class _Epilogue(Writer):
     def scalar(self, value: int, element: int = 0) -> str:
         """Name of element `element` of a value (0 for a scalar), as a function-scope let."""
         key = scalar_key(self.plan, value, element)
-        for step in scalar_order(self.plan, *key, self.scalars):
+        for step in scalar_order(self.plan, *key, self.scalars, self.phase):
             node = self.plan.node(step[0])
             self.scalars[step] = self.let(self.scalar_expr(step[0], node, step[1]), note_of(step[0], node))
         return self.scalars[key]
@@ -248,9 +249,10 @@ class _Epilogue(Writer):
         plan = self.plan
         status: list[str] = []
         for number, phase in enumerate(plan.phases):
+            self.phase = number
             self.line(f"// phase {number}")
             folds: list[_Accumulator] = []
-            for loop in phase:
+            for loop in phase.loops:
                 mine = [_Accumulator(self, plan, sink) for sink in loop.sinks if sink.kind != "store"]
                 self.loop(loop, mine)
                 folds += mine
@@ -262,6 +264,7 @@ class _Epilogue(Writer):
                 node = plan.node(fold.id)
                 final = fold.rule.final.format(fold.acc)
                 self.scalars[fold.id, 0] = self.let(f"bitcast<i32>({fold.arg})" if fold.rule.arg else final, note_of(fold.id, node))
+        self.phase = len(plan.phases)
         self.line("// scalar results")
         values = [(sink, self.scalar(sink.id)) for sink in plan.stores]
         for sink in plan.stores:
