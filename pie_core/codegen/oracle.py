@@ -43,9 +43,10 @@ def run_epilogue(  # noqa: PLR0917
     alias = pending_values(program.ops)
     rows = {"logits": logits, "hidden": hidden}
     values: list[Array] = []
+    more: dict[int, tuple[Array, ...]] = {}  # results of ops that have several
     with np.errstate(all="ignore"):
         for index, node in enumerate(program.ops):
-            values.append(_value(np, program, index, node, values, alias, params, rows, row, cells))
+            values.append(_value(np, program, index, node, values, alias, params, rows, row, cells, more))
     status = int(any(bool(np.isnan(values[i]).any()) for i in live_outputs(program)))
     puts = {chan: values[e.put] for chan, e in enumerate(program.effects) if e.put is not None}
     return [values[i] for i in program.outs], puts, status
@@ -56,6 +57,7 @@ def run_map(program: Program, inputs: Sequence[Array]) -> Array:
     import numpy as np
 
     values: list[Array] = []
+    more: dict[int, tuple[Array, ...]] = {}  # results of ops that have several
     with np.errstate(all="ignore"):
         for index, node in enumerate(program.ops):
             if node.name == "input":
@@ -63,19 +65,51 @@ def run_map(program: Program, inputs: Sequence[Array]) -> Array:
             elif node.name in ("broadcast", "reshape"):
                 values.append(values[node.args[0]])
             else:
-                values.append(_value(np, program, index, node, values, {}, (), {}, 0, {}))
+                values.append(_value(np, program, index, node, values, {}, (), {}, 0, {}, more))
     return np.broadcast_to(values[program.outs[0]], np.broadcast_shapes(*[np.shape(x) for x in inputs]))
 
 
 def _value(  # noqa: PLR0917
     np: Any, program: Program, index: int, node: Node, values: Sequence[Array], alias: Mapping[int, int], params: Sequence[int],
-    rows: Mapping[str, Array | None], row: int, cells: Mapping[int, Array],
+    rows: Mapping[str, Array | None], row: int, cells: Mapping[int, Array], more: dict[int, tuple[Array, ...]],
 ) -> Array:  # fmt: skip
     spec = OPS[node.name]
-    if node.name == "output":
+    if spec.kind in ("source", "effect"):
+        return _given(np, index, node, values, alias, params, rows, row, cells)
+    if spec.kind == "pick":
+        return more[node.args[0]][int(node.attrs["i"])]
+    args = [values[a] for a in node.args]
+    assert spec.numpy is not None, node.name
+    if spec.kind == "view":
+        result = spec.numpy(np, *args, node.shape)
+    elif spec.kind == "generator":
+        result = np.reshape(spec.numpy(np, *args, elements(node.shape)), node.shape)
+    elif node.name == "cast":
+        result = spec.numpy(np, *args, node.dtype)
+    else:
+        result = spec.numpy(np, *args, **node.attrs)
+    if spec.results > 1:
+        more[index] = result
+        result = result[0]
+    result = np.asarray(result)
+    assert (result.dtype, result.shape) == (NUMPY_DTYPE[node.dtype], node.shape) or program.stage == "map", (
+        node,
+        result.dtype,
+        result.shape,
+    )
+    return result
+
+
+def _given(  # noqa: PLR0917
+    np: Any, index: int, node: Node, values: Sequence[Array], alias: Mapping[int, int], params: Sequence[int],
+    rows: Mapping[str, Array | None], row: int, cells: Mapping[int, Array],
+) -> Array:  # fmt: skip
+    """A source or effect."""
+    if node.name in ("output", "outputs"):
         source = rows[str(node.attrs["name"])]
         assert source is not None, f"the program reads {node.attrs['name']}"
-        return np.asarray(source[row + int(node.attrs["index"])], np.float32)
+        found = source[row : row + node.shape[0]] if node.name == "outputs" else source[row + int(node.attrs["index"])]
+        return np.asarray(found, np.float32).reshape(node.shape)
     if node.name == "param":
         return from_words(np, [params[int(node.attrs["slot"])]], node.dtype, ())
     if node.name == "const":
@@ -84,16 +118,4 @@ def _value(  # noqa: PLR0917
         return values[alias[index]] if index in alias else np.asarray(cells[int(node.attrs["chan"])]).reshape(node.shape)
     if node.name == "put":
         return values[node.args[0]]
-    args = [values[a] for a in node.args]
-    if node.name == "broadcast":
-        return np.broadcast_to(args[0], node.shape)
-    if node.name == "reshape":
-        return np.reshape(args[0], node.shape)
-    assert spec.numpy is not None, node.name
-    if node.name == "cast":
-        return spec.numpy(np, args[0], node.dtype)
-    if spec.kind == "generator":
-        return np.reshape(spec.numpy(np, *args, elements(node.shape)), node.shape)
-    result = np.asarray(spec.numpy(np, *args))
-    assert result.dtype == NUMPY_DTYPE[node.dtype], (node.name, result.dtype)
-    return result
+    raise AssertionError(f"{node.name} is not there in an epilogue or a map")

@@ -9,32 +9,23 @@ from typing import Any
 
 from pie_core.eta import channel, intrinsics
 from pie_core.eta.errors import EtaError, ProgramError, TraceError
-from pie_core.eta.functions import (
-    TABLE_FUNCTIONS,
-    broadcast,
-    cast,
-    constant,
-    iota,
-    reshape,
-    rng_gumbel,
-    rng_normal,
-    rng_uniform,
-)
+from pie_core.eta.functions import OTHER_FUNCTIONS, TABLE_FUNCTIONS
 from pie_core.eta.library import LIBRARY
 from pie_core.eta.ops import OPS
 from pie_core.eta.program import Chan, Node, Program
+from pie_core.eta.stages import STAGES
 from pie_core.eta.tensor import Tensor
-from pie_core.eta.trace import Model, Trace, Traced, is_tracing, trace_epilogue
+from pie_core.eta.trace import Model, Trace, Traced, is_tracing, trace_epilogue, trace_stage
 
 # Every function an author may call inside an epilogue, by name; SDK surfaces are generated from it.
 FUNCTIONS: dict[str, Any] = {
     **TABLE_FUNCTIONS,
-    **{fn.__name__: fn for fn in (broadcast, cast, constant, iota, reshape, rng_gumbel, rng_normal, rng_uniform)},
+    **OTHER_FUNCTIONS,
     **LIBRARY,
 }
 globals().update(FUNCTIONS)
 
 __all__ = [  # noqa: PLE0604 - the author's functions are listed by the tables
-    "FUNCTIONS", "OPS", "Chan", "EtaError", "Model", "Node", "Program", "ProgramError", "Tensor", "Trace", "TraceError", "Traced",
-    "channel", "intrinsics", "is_tracing", "trace_epilogue", *sorted(FUNCTIONS),
+    "FUNCTIONS", "OPS", "STAGES", "Chan", "EtaError", "Model", "Node", "Program", "ProgramError", "Tensor", "Trace", "TraceError", "Traced",
+    "channel", "intrinsics", "is_tracing", "trace_epilogue", "trace_stage", *sorted(FUNCTIONS),
 ]  # fmt: skip

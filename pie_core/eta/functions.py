@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from pie_core.eta.dtypes import DTYPES
 from pie_core.eta.errors import TraceError
 from pie_core.eta.ops import OPS, Op
-from pie_core.eta.program import MAX_ELEMENTS
-from pie_core.eta.rules import MAX_RANK, Shape, elements
+from pie_core.eta.rules import MAX_ELEMENTS, MAX_RANK, Attrs, Shape, elements
 from pie_core.eta.tensor import Scalar, Tensor
 from pie_core.eta.trace import NO_ATTRS, active_trace
 
@@ -49,13 +49,16 @@ def constant(value: Scalar, dtype: str) -> Tensor:
     return active_trace("constant").constant(value, dtype)
 
 
-def broadcast(x: Tensor, shape: int | Sequence[int]) -> Tensor:
-    """A scalar repeated over a shape."""
+def broadcast(x: Tensor | Scalar, shape: int | Sequence[int]) -> Tensor:
+    """x repeated over a shape: its extents, left-aligned with the shape's, are 1 or equal, missing ones 1. So [m] fills the rows of
+    [m, n]; reshape(x, (1, n)) first to fill its columns."""
+    x = _tensor(x, "broadcast")
     return x.trace.add("broadcast", (x,), NO_ATTRS, (x.dtype, _shape(shape, "broadcast")))
 
 
 def reshape(x: Tensor, shape: int | Sequence[int]) -> Tensor:
-    """The same elements in another shape."""
+    """The same elements in another shape, in row-major order."""
+    _only(x, "reshape")
     return x.trace.add("reshape", (x,), NO_ATTRS, (x.dtype, _shape(shape, "reshape")))
 
 
@@ -77,3 +80,78 @@ def rng_gumbel(state: Tensor, shape: int | Sequence[int] = ()) -> Tensor:
 def rng_normal(state: Tensor, shape: int | Sequence[int] = ()) -> Tensor:
     """Standard normal noise of `shape` from a state u32[2]."""
     return state.trace.add("rng_normal", (state,), NO_ATTRS, ("f32", _shape(shape, "rng_normal")))
+
+
+def sort_desc(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(values, u32 indices) of each row of x (a number of rank 1 or 2) in descending order: ties by lower index, NaN last."""
+    values = _only(x, "sort_desc").trace.add("sort_desc", (x,))
+    return values, values.trace.add("pick", (values,), _SECOND)
+
+
+def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """(values, u32 indices), k a row: the first k of sort_desc. k is a Python int, 1 to the length of the last axis."""
+    if type(k) is not int:
+        raise TraceError(f"top_k takes k as a Python int, got {type(k).__name__}; pivot_threshold(x, rank=k) takes a tensor")
+    values = _only(x, "top_k").trace.add("top_k", (x,), {"k": k})
+    return values, values.trace.add("pick", (values,), _SECOND)
+
+
+def scatter_add(base: Tensor, index: Tensor, values: Tensor | Scalar) -> Tensor:
+    """base [n, …] with values [m, …] (or one scalar) added at rows index [m] (i32 or u32), in index order; out of range is skipped."""
+    return _scatter("scatter_add", base, index, values)
+
+
+def scatter_set(base: Tensor, index: Tensor, values: Tensor | Scalar) -> Tensor:
+    """base [n, …] with values [m, …] (or one scalar) stored at rows index [m] (i32 or u32); the last of equal indices wins, out of range
+    is skipped."""
+    return _scatter("scatter_set", base, index, values)
+
+
+def _scatter(name: str, base: Tensor, index: Tensor, values: Tensor | Scalar) -> Tensor:
+    trace = _only(base, name).trace
+    _only(index, name)
+    if not isinstance(values, Tensor):
+        values = trace.constant(values, base.dtype)
+    if not values.shape and base.shape:
+        values = broadcast(values, index.shape + base.shape[1:])
+    return trace.add(name, (base, index, values))
+
+
+def pivot_threshold(
+    x: Tensor, *, rank: Tensor | int | None = None, mass: Tensor | float | None = None, probability: Tensor | float | None = None
+) -> Tensor:
+    """bool keep-mask of x f32 [n] or [m, n] by exactly one of: `rank` (fewer than rank elements of the row are strictly greater; ties may
+    keep more), `mass` (x are probabilities: walked descending, kept while those before sum to less than mass), `probability` (x >= it)."""
+    _only(x, "pivot_threshold")
+    given = [(name, value) for name, value in (("pivot_rank", rank), ("pivot_mass", mass), ("ge", probability)) if value is not None]
+    if len(given) != 1:
+        raise TraceError("pivot_threshold takes exactly one of rank=, mass= and probability=")
+    name, value = given[0]
+    if name == "pivot_rank" and isinstance(value, Tensor) and value.dtype == "i32":
+        value = maximum(value, 0).cast("u32")
+    return x.trace.op(name, x, value)
+
+
+def _tensor(x: Tensor | Scalar, what: str) -> Tensor:
+    return x if isinstance(x, Tensor) else active_trace(what).constant(x, _natural(x))
+
+
+def _only(x: object, what: str) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise TraceError(f"{what} takes a Tensor, got {type(x).__name__}; constant(x, dtype) makes a scalar one")
+    return x
+
+
+def _natural(x: Scalar) -> str:
+    return "bool" if isinstance(x, bool) else "i32" if isinstance(x, int) else "f32"
+
+
+_SECOND: Attrs = {"i": 1}
+maximum = TABLE_FUNCTIONS["maximum"]
+OTHER_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    fn.__name__: fn
+    for fn in (
+        broadcast, cast, constant, iota, pivot_threshold, reshape, rng_gumbel, rng_normal, rng_uniform, scatter_add, scatter_set, sort_desc,
+        top_k,
+    )
+}  # fmt: skip

@@ -13,13 +13,13 @@ _OTHERS = re.compile(r"[^\[\]{}]+")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def loads(text: str) -> Any:
-    """The value. Raises ValueError for broken text; for NaN, infinities and numbers too large, which are no JSON; for lone
-    surrogates, which no UTF-8 can carry on; and over MAX_NESTING: in a browser deep recursion is no exception but the end of the
-    interpreter, and with it of every other inferlet."""
+def loads(text: str, *, unique: bool = False) -> Any:
+    """The value. `unique` refuses an object that names a key twice. Raises ValueError for broken text; for NaN, infinities and numbers too
+    large, which are no JSON; for lone surrogates, which no UTF-8 can carry on; and over MAX_NESTING: in a browser deep recursion is no
+    exception but the end of the interpreter, and with it of every other inferlet."""
     if text.count("[") + text.count("{") > MAX_NESTING and _too_deep(text):
         raise ValueError(f"it is nested deeper than {MAX_NESTING} levels")
-    value = _decode(text)
+    value = (_decode_unique if unique else _decode)(text)
     if "\\u" in text and _SURROGATE.search(text):
         _check_text(value)
     return value
@@ -52,4 +52,12 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"it holds {name}, which is not JSON")
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object names a key twice")
+    return found
+
+
 _decode = json.JSONDecoder(parse_float=_finite, parse_constant=_no_constant).decode
+_decode_unique = json.JSONDecoder(parse_float=_finite, parse_constant=_no_constant, object_pairs_hook=_unique).decode

@@ -66,20 +66,20 @@ def cast(np: NumPy, a: Array, dtype: str) -> Array:
 def reduce_max(np: NumPy, a: Array) -> Array:
     """Maximum without NaN; -inf when all are NaN; a zero is +0."""
     if a.dtype.kind == "f":
-        return np.max(np.where(np.isnan(a), np.float32(-np.inf), a)) + np.float32(0)
-    return np.max(a)
+        return np.max(np.where(np.isnan(a), np.float32(-np.inf), a), axis=-1) + np.float32(0)
+    return np.max(a, axis=-1)
 
 
 def reduce_min(np: NumPy, a: Array) -> Array:
     """Minimum without NaN; +inf when all are NaN; a zero is +0."""
     if a.dtype.kind == "f":
-        return np.min(np.where(np.isnan(a), np.float32(np.inf), a)) + np.float32(0)
-    return np.min(a)
+        return np.min(np.where(np.isnan(a), np.float32(np.inf), a), axis=-1) + np.float32(0)
+    return np.min(a, axis=-1)
 
 
 def reduce_argmax(np: NumPy, a: Array) -> Array:
     """Lowest index of the maximum, never of a NaN; 0 when all are NaN."""
-    return np.argmax(sort_key(np, a) if a.dtype.kind == "f" else a).astype(np.int32)
+    return np.argmax(sort_key(np, a) if a.dtype.kind == "f" else a, axis=-1).astype(np.int32)
 
 
 def random_bits(np: NumPy, state: Array, n: int) -> Array:

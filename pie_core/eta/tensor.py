@@ -116,6 +116,28 @@ class Tensor:
     def __ror__(self, other: Scalar) -> Tensor:
         return self.trace.op("or", other, self)
 
+    def __xor__(self, other: Tensor | Scalar) -> Tensor:
+        return self._exclusive(other)
+
+    def __rxor__(self, other: Scalar) -> Tensor:
+        return self._exclusive(other)
+
+    def _exclusive(self, other: Tensor | Scalar) -> Tensor:
+        if self.dtype != "bool":
+            raise TraceError(f"^ takes bool, got {show(self.type)}")
+        return self.trace.op("ne", self.cast("u32"), other.cast("u32") if isinstance(other, Tensor) else int(other))
+
+    def __matmul__(self, other: Tensor) -> Tensor:
+        return self.trace.op("matmul", self, other)
+
+    def __pos__(self) -> Tensor:
+        return self
+
+    def __pow__(self, other: object) -> NoReturn:
+        raise TraceError("** is not there: x * x squares, exp(y * log(x)) is x to the y for x > 0")
+
+    __rpow__ = __pow__
+
     def __invert__(self) -> Tensor:
         return self.trace.op("not", self)
 
@@ -143,7 +165,34 @@ class Tensor:
         return self.shape[0]
 
     def __iter__(self) -> NoReturn:
-        raise TraceError(f"a Tensor cannot be looped over: ops work on all of {show(self.type)} at once")
+        raise TraceError(f"a Tensor cannot be looped over: ops work on all of {show(self.type)} at once; x[i] takes one row")
 
-    def __getitem__(self, key: object) -> NoReturn:
-        raise TraceError(f"a Tensor cannot be indexed: {show(self.type)}; select and the reductions work on whole vectors")
+    def __contains__(self, item: object) -> NoReturn:
+        raise TraceError("`in` needs a value now, and a Tensor has none while it is traced: reduce_max((x == item).cast('i32')) tells")
+
+    def __getitem__(self, key: Tensor | int | slice) -> Tensor:
+        """Along the first axis: x[i] a row (an element of a vector), x[a:b] rows a to b - 1, x[indices] = gather(x, indices)."""
+        if isinstance(key, Tensor):
+            if key.dtype == "bool":
+                raise TraceError("x[mask] would have an unknown length: use select(mask, x, other), or top_k of what the mask keeps")
+            return self.trace.op("gather", self, key)
+        if not self.shape:
+            raise TraceError(f"a scalar cannot be indexed: {show(self.type)}")
+        n = self.shape[0]
+        if isinstance(key, slice):
+            start, stop, step = key.indices(n) if _static(key) else (0, 0, 0)
+            if step != 1 or stop <= start:
+                raise TraceError(f"x[a:b] takes Python ints and keeps one row or more, got [{key.start}:{key.stop}:{key.step}] of {n} rows")
+            index = self.trace.add("iota", (), {}, ("u32", (stop - start,)))
+            return self.trace.op("gather", self, index + start if start else index)
+        if type(key) is not int:
+            raise TraceError(
+                f"a Tensor is indexed along its first axis, by an int, a slice or a Tensor of indices, got {type(key).__name__}"
+            )
+        if not -n <= key < n:
+            raise TraceError(f"index {key} is out of range for {show(self.type)}, which has {n} rows")
+        return self.trace.op("gather", self, key % n)
+
+
+def _static(key: slice) -> bool:
+    return all(part is None or type(part) is int for part in (key.start, key.stop, key.step))

@@ -8,19 +8,19 @@ from typing import Any, NamedTuple, Protocol
 
 from pie_core.eta.dtypes import DTYPES, to_word
 from pie_core.eta.errors import ProgramError, TraceError
-from pie_core.eta.ops import OPS, OUTPUT_NAMES, Op
+from pie_core.eta.ops import MAX_INDEX, OPS, OUTPUT_NAMES, Op
 from pie_core.eta.program import (
     MAX_CELL_WORDS,
     MAX_CHANS,
     MAX_ELEMENTS,
     MAX_OPS,
-    MAX_OUTS,
     MAX_PARAMS,
     Chan,
     Node,
     Program,
 )
 from pie_core.eta.rules import Attrs, RuleError, Shape, Type, elements, show
+from pie_core.eta.stages import STAGES, intrinsic_fault
 from pie_core.eta.tensor import Tensor
 
 NO_ATTRS: Attrs = {}
@@ -66,13 +66,25 @@ class Traced(NamedTuple):
 
 
 class Trace:
-    """A growing program. `table` may hold more rows than eta's (the model language adds its own); `max_ops` caps its length."""
+    """A growing program of a stage; in eta's stages equal pure ops are one value.
 
-    __slots__ = ("_chan_ids", "_chans", "_outputs", "_pending", "channels", "max_ops", "model", "ops", "params", "stage", "table", "words")
+    `table` may hold more rows than eta's (the model language adds its own); `max_ops` caps its length. `rows`: read-outs of the pass, where
+    they are known. `shapes`: of the stage's intrinsics.
+    """
 
-    def __init__(self, stage: str, model: ModelInfo | None = None, table: Mapping[str, Op] = OPS, max_ops: int = MAX_OPS) -> None:
+    __slots__ = (
+        "_chan_ids", "_chans", "_known", "_pending", "channels", "max_ops", "model", "ops", "params", "rows", "shapes", "stage",
+        "table", "words",
+    )  # fmt: skip
+
+    def __init__(  # noqa: PLR0917
+        self, stage: str, model: ModelInfo | None = None, table: Mapping[str, Op] = OPS, max_ops: int = MAX_OPS,
+        rows: int | None = None, shapes: Mapping[str, Shape] | None = None,
+    ) -> None:  # fmt: skip
         self.stage = stage
         self.model = model
+        self.rows = rows
+        self.shapes = shapes or {}
         self.table = table
         self.max_ops = max_ops
         self.ops: list[Node] = []
@@ -82,10 +94,16 @@ class Trace:
         self._chans: list[Chan] = []
         self._chan_ids: dict[int, int] = {}
         self._pending: dict[int, str] = {}
-        self._outputs: dict[tuple[int, str], Tensor] = {}
+        self._known: dict[Any, Tensor] | None = {} if stage in STAGES else None  # values by what makes them
 
     def add(self, name: str, args: Sequence[Tensor], attrs: Attrs = NO_ATTRS, declared: Type | None = None) -> Tensor:
-        """Append an op and return its value. Raises TraceError naming op and types when the table's rule refuses it."""
+        """Append an op and return its value; of a pure op that is there already, that one. Raises TraceError naming op and types when the
+        table's rule refuses it."""
+        ids = tuple([a.id for a in args])
+        known = self._known
+        key = (name, ids, declared, tuple(attrs.items())) if attrs else (name, ids, declared)
+        if known is not None and key in known and all(a.trace is self for a in args):
+            return known[key]
         row = self.table[name]
         types = []
         for arg in args:
@@ -98,35 +116,45 @@ class Trace:
             dtype, shape = row.rule(types, attrs, declared)
         except RuleError as error:
             raise TraceError(f"{row.py or name} {error}") from None
-        if len(self.ops) >= self.max_ops:
-            raise TraceError(f"{row.py or name}: the program has more than {self.max_ops} ops; loops of Python unroll while tracing")
         ops = self.ops
-        ops.append(Node(name, tuple([a.id for a in args]), attrs, dtype, shape))
-        return Tensor(self, len(ops) - 1, dtype, shape)
+        if len(ops) >= self.max_ops:
+            raise TraceError(f"{row.py or name}: the program has more than {self.max_ops} ops; loops of Python unroll while tracing")
+        ops.append(Node(name, ids, attrs, dtype, shape))
+        value = Tensor(self, len(ops) - 1, dtype, shape)
+        if known is not None and "chan" not in attrs:
+            known[key] = value
+        return value
 
     def op(self, name: str, *operands: object) -> Tensor:
-        """Append an op whose operands may be Python scalars: they take the dtype of the tensors beside them."""
-        dtype = ""
+        """Append an op whose operands may be Python scalars: they take the dtype that the table has for their place, else that of the
+        tensors beside them."""
+        args: list[Tensor] = []
         for operand in operands:
-            if isinstance(operand, Tensor) and (name != "select" or operand is not operands[0]):
-                dtype = operand.dtype
-                break
+            if not isinstance(operand, Tensor):
+                return self.add(name, self._with_constants(name, operands))
+            args.append(operand)
+        return self.add(name, args)
+
+    def _with_constants(self, name: str, operands: Sequence[object]) -> list[Tensor]:
+        row = self.table[name]
+        fixed = row.constants
+        dtype = next((o.dtype for i, o in enumerate(operands) if isinstance(o, Tensor) and i not in fixed), "")
         args = []
         for position, operand in enumerate(operands):
             if isinstance(operand, Tensor):
                 args.append(operand)
-            else:
-                want = "bool" if name == "select" and position == 0 else dtype or _natural(operand)
-                try:
-                    args.append(self.constant(operand, want))
-                except TraceError as error:
-                    raise TraceError(f"{self.table[name].py or name}: {error}") from None
-        return self.add(name, args)
+                continue
+            try:
+                args.append(self.constant(operand, fixed.get(position) or dtype or _natural(operand)))
+            except TraceError as error:
+                raise TraceError(f"{row.py or name}: {error}") from None
+        return args
 
     def constant(self, value: object, dtype: str) -> Tensor:
-        """A Python scalar as a value: lifted to a param in an epilogue, a const elsewhere."""
+        """A Python scalar as a value: lifted to a param where the stage has params, a const elsewhere."""
         word = to_word(value, dtype)
-        if self.stage != "epilogue":
+        stage = STAGES.get(self.stage)
+        if stage is None or "param" not in stage.sources:
             return self.add("const", (), {"bits": word}, (dtype, ()))
         slot = len(self.params)
         if slot >= MAX_PARAMS:
@@ -137,19 +165,43 @@ class Trace:
 
     def output(self, index: int, name: str) -> Tensor:
         """Read-out row `index` of `name`, f32 [width]; the same row twice is the same value."""
-        found = self._outputs.get((index, name))
-        if found is not None:
-            return found
-        if self.stage != "epilogue" or self.model is None:
-            raise TraceError("intrinsics.output is only there inside a function given to .epilogue(fn)")
-        if name not in OUTPUT_NAMES:
-            raise TraceError(f"intrinsics.output knows the names {', '.join(OUTPUT_NAMES)}, not {name!r}")
-        if type(index) is not int or not 0 <= index < 1 << 16:
+        width = self._width("output", name)
+        if type(index) is not int or not 0 <= index < MAX_INDEX:
             raise TraceError(f"intrinsics.output(i, name): i is a read-out row, 0 or more, got {index!r}")
-        width = self.model.vocab if name == "logits" else self.model.hidden
-        value = self.add("output", (), {"index": index, "name": name}, ("f32", (width,)))
-        self._outputs[index, name] = value
-        return value
+        if self.rows is not None and index >= self.rows:
+            raise TraceError(f"intrinsics.output({index}, {name!r}): this pass has {self.rows} read-outs; .read() asks for more")
+        return self.add("output", (), {"index": index, "name": name}, ("f32", (width,)))
+
+    def outputs(self, name: str) -> Tensor:
+        """All read-out rows of `name`, f32 [rows, width]."""
+        width = self._width("outputs", name)
+        if self.rows is None:
+            raise TraceError(
+                f"intrinsics.outputs({name!r}) needs the number of read-outs: call .read(positions) before .epilogue(fn), "
+                f"or use intrinsics.output(i, {name!r})"
+            )
+        if self.rows < 1:
+            raise TraceError(f"intrinsics.outputs({name!r}): this pass reads nothing out; .read(positions) asks for rows")
+        return self.add("outputs", (), {"name": name}, ("f32", (self.rows, width)))
+
+    def _width(self, what: str, name: str) -> int:
+        if self.stage != "epilogue" or self.model is None:
+            raise TraceError(f"intrinsics.{what} is only there inside a function given to .epilogue(fn)")
+        if name not in OUTPUT_NAMES:
+            raise TraceError(f"intrinsics.{what} knows the names {', '.join(OUTPUT_NAMES)}, not {name!r}")
+        return self.model.vocab if name == "logits" else self.model.hidden
+
+    def intrinsic(self, name: str) -> Tensor:
+        """A value that the stage is given, of the shape that this trace was told."""
+        stage = STAGES.get(self.stage)
+        known = stage.intrinsics.get(name) if stage is not None else None
+        if known is None:
+            raise TraceError(f"intrinsics.{name} {intrinsic_advice(name, self.stage)}")
+        shape = tuple(self.shapes.get(name, ()))
+        fault = intrinsic_fault(self.stage, name, (known.dtype, shape))
+        if fault:
+            raise TraceError(f"intrinsics.{name}: {fault}")
+        return self.add("intrinsic", (), {"name": name}, (known.dtype, shape))
 
     def input(self, index: int, n: int) -> Tensor:
         """Input `index` of a map program, f32 [n]."""
@@ -185,7 +237,8 @@ class Trace:
         return self.add(name, (), {"chan": chan}, (cell.dtype, cell.shape))
 
     def _touch(self, channel: ChannelLike, verb: str) -> int:
-        if self.stage != "epilogue":
+        stage = STAGES.get(self.stage)
+        if stage is None or "effect" not in stage.kinds:
             raise TraceError(f"{verb}: channels are only there in an epilogue")
         chan = self._chan_ids.get(id(channel))
         if chan is None:
@@ -206,36 +259,32 @@ class Trace:
         return chan
 
     def finish(self, outs: Sequence[Tensor]) -> Program:
-        """The Program that returns `outs`, without ops that nothing uses."""
-        ops, ids, params = self.ops, [t.id for t in outs], self.params
-        used = bytearray(len(ops))
-        for i in ids:
-            used[i] = 1
-        for i in range(len(ops) - 1, -1, -1):
-            node = ops[i]
-            if used[i] or "chan" in node.attrs:
-                used[i] = 1
-                for arg in node.args:
-                    used[arg] = 1
-        if 0 in used:
-            ops, ids, params = self._prune(used, ids)
-        return Program(self.stage, ops, ids, self._chans, params)
-
-    def _prune(self, used: bytearray, ids: list[int]) -> tuple[list[Node], list[int], list[str]]:
+        """The Program that returns `outs`, in canonical order: effects as they came, then outputs, each behind what it needs, operands from
+        left to right, params by first use. Ops that nothing uses are left out. The order of statements does not show."""
+        old = self.ops
+        moved = [-1] * len(old)
         ops: list[Node] = []
-        moved: dict[int, int] = {}
         slots: list[int] = []
-        for i, node in enumerate(self.ops):
-            if not used[i]:
+        todo = [t.id for t in reversed(outs)]
+        todo += [i for i in range(len(old) - 1, -1, -1) if "chan" in old[i].attrs]
+        while todo:  # a stack: an op comes again when its operands are there
+            i = todo[-1]
+            if moved[i] >= 0:
+                todo.pop()
                 continue
-            attrs = node.attrs
-            if node.name == "param":
+            name, args, attrs, dtype, shape = old[i]
+            missing = [a for a in reversed(args) if moved[a] < 0]
+            if missing:
+                todo += missing
+                continue
+            todo.pop()
+            if name == "param":
                 slots.append(int(attrs["slot"]))
                 attrs = {"slot": len(slots) - 1}
             moved[i] = len(ops)
-            ops.append(Node(node.name, tuple([moved[a] for a in node.args]), attrs, node.dtype, node.shape))
+            ops.append(Node(name, tuple([moved[a] for a in args]), attrs, dtype, shape))
         self.words = [self.words[s] for s in slots]
-        return ops, [moved[i] for i in ids], [self.params[s] for s in slots]
+        return Program(self.stage, ops, [moved[t.id] for t in outs], self._chans, [self.params[s] for s in slots])
 
 
 _ACTIVE: ContextVar[Trace | None] = ContextVar("eta_trace", default=None)
@@ -272,30 +321,54 @@ class tracing:
         _ACTIVE.reset(self._token)
 
 
-def trace_epilogue(fn: Callable[[], Any], model: ModelInfo) -> Traced:
-    """Run `fn` once over symbolic tensors. It returns a Tensor, a tuple or list of Tensors, or None. Raises TraceError (ProgramError for
-    channel orders) at the author's line; whatever else `fn` raises passes through."""
+def trace_epilogue(fn: Callable[[], Any], model: ModelInfo, rows: int | None = None) -> Traced:
+    """Run `fn` once over symbolic tensors. It returns a Tensor, a tuple or list of Tensors, or None. `rows`: read-outs of the pass, needed
+    by `intrinsics.outputs`. Raises TraceError (ProgramError for channel orders) at the author's line; whatever else `fn` raises passes
+    through."""
     if not callable(fn):
         raise TraceError(f"epilogue takes a function, got {type(fn).__name__}; write .epilogue(lambda: …)")
-    trace = Trace("epilogue", model)
+    return _traced(Trace("epilogue", model, rows=rows), fn, "an epilogue")
+
+
+def trace_stage(stage: str, fn: Callable[[], Any], shapes: Mapping[str, Shape]) -> Traced:
+    """`fn` as the program of the stage prologue, on_attn_proj or on_attn. `shapes`: of the intrinsics it may use, by name (() for layer).
+    Such a program is verified and identified, and does not execute yet. Raises TraceError."""
+    if stage not in STAGES or not STAGES[stage].intrinsics:
+        known = ", ".join(name for name, row in STAGES.items() if row.intrinsics)
+        raise TraceError(f"trace_stage knows the stages {known}, not {stage!r}")
+    if not callable(fn):
+        raise TraceError(f"{stage} takes a function, got {type(fn).__name__}; write .{stage}(lambda: …)")
+    return _traced(Trace(stage, shapes=shapes), fn, f"a function of the {stage} stage")
+
+
+def _traced(trace: Trace, fn: Callable[[], Any], what: str) -> Traced:
     with tracing(trace):
         result = fn()
     single = isinstance(result, Tensor)
     outs: list[Any] = [result] if single else [] if result is None else list(result) if isinstance(result, (tuple, list)) else [result]
-    if len(outs) > MAX_OUTS:
-        raise TraceError(f"an epilogue returns at most {MAX_OUTS} tensors, got {len(outs)}")
+    most = STAGES[trace.stage].outs
+    if len(outs) > most:
+        raise TraceError(
+            f"{what} returns at most {most} tensors, got {len(outs)}" if most else f"{what} returns nothing: put values into channels"
+        )
     for out in outs:
         if not isinstance(out, Tensor):
             if hasattr(out, "close") and hasattr(out, "cr_code"):
                 out.close()
-                raise TraceError("an epilogue is a plain function, not async: it is traced, nothing can be awaited in it")
-            raise TraceError(f"an epilogue returns Tensors, got {type(out).__name__}")
+                raise TraceError(f"{what} is a plain function, not async: it is traced, nothing can be awaited in it")
+            raise TraceError(f"{what} returns Tensors, got {type(out).__name__}")
         if out.trace is not trace:
-            raise TraceError("an epilogue returned a tensor of another trace; use channels to carry values between passes")
+            raise TraceError(f"{what} returned a tensor of another trace; use channels to carry values between passes")
         if elements(out.shape) > MAX_ELEMENTS:
             raise TraceError(f"an output of {elements(out.shape)} elements is over the cap of {MAX_ELEMENTS}")
     program = trace.finish(outs)
     return Traced(program, tuple(trace.words), tuple(trace.channels), single)
+
+
+def intrinsic_advice(name: str, stage: str) -> str:
+    """Why an intrinsic is not there, as the end of a sentence."""
+    where = [s for s, row in STAGES.items() if name in row.intrinsics]
+    return f"is there in the stage{'s' if len(where) > 1 else ''} {', '.join(where)}, not in {stage!r}"
 
 
 def _natural(value: object) -> str:
@@ -312,5 +385,6 @@ __all__ = [
     "active_trace",
     "is_tracing",
     "trace_epilogue",
+    "trace_stage",
     "tracing",
 ]

@@ -38,7 +38,7 @@ BROKEN = [
     ("1" * 5000, "not JSON|exactly the keys"),
     (doc(v=2), "version 2 is not 1"),
     (doc(v=True), "version True"),
-    (doc(stage="prologue"), "stage must be one of epilogue, map, got 'prologue'"),
+    (doc(stage="later"), "stage must be one of epilogue, map, prologue, on_attn_proj, on_attn, got 'later'"),
     (doc(stage=["map"]), "stage must be one of"),
     (doc(extra=1), "exactly the keys"),
     (doc(ops={"a": 1}), "op 0 must be"),
@@ -126,9 +126,9 @@ def chain(n: int) -> str:
     return doc(ops=ops, outs=[len(ops) - 1])
 
 
-def test_dependent_reductions_are_capped() -> None:
+def test_ops_on_memory_that_depend_on_each_other_are_capped() -> None:
     assert Program.parse(chain(64))
-    with pytest.raises(ProgramError, match="more than 64 dependent reductions"):
+    with pytest.raises(ProgramError, match="more than 64 ops on memory that depend on each other"):
         Program.parse(chain(65))
 
 
