@@ -7,9 +7,10 @@ import pytest
 from tests.sdk.conftest import Local
 from tests.sdk.scripted_host import ScriptedHost, result_of
 
-# body of a loop over `k` in range(6) that defines `fn`; is the trace reused; the parameter words of each pass when they matter
+# body of a loop over `k` in range(6) that defines `fn`; is the trace reused (None: never, where nothing proves it the same);
+# the first parameter of each pass when it matters
 X = "intrinsics.output(0, 'logits')"
-LOOPS: list[tuple[str, bool, list[float] | None]] = [
+LOOPS: list[tuple[str, bool | None, list[float] | None]] = [
     (f"fn = lambda: reduce_argmax({X})", True, None),
     (f"fn = lambda: reduce_argmax({X} / 0.5)", True, [0.5] * 6),
     (f"t = 0.5\nfn = lambda: reduce_argmax({X} / t)", True, [0.5] * 6),
@@ -19,18 +20,27 @@ LOOPS: list[tuple[str, bool, list[float] | None]] = [
     (f"t = [0.0, -0.0][k % 2]\nfn = lambda: reduce_argmax({X} + t)", False, [0.0, -0.0] * 3),
     (f"fn = lambda t=float(k): reduce_argmax({X} + t)", False, [float(k) for k in range(6)]),
     (f"G.append(k)\nfn = lambda: reduce_argmax({X} + float(len(G)))", False, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
-    (f"it = iter([1.0])\nfn = lambda: reduce_argmax({X} + next(it))", False, [1.0] * 6),
-    (f"fn = lambda: reduce_argmax({X} + random.choice([2.0]))", False, [2.0] * 6),
-    (f"fn = lambda: reduce_argmax({X} + helper())", False, [float(k) for k in range(1, 7)]),
-    (f"fn = lambda: reduce_argmax({X} + (lambda: 3.0)())", False, [3.0] * 6),
-    (f"box = Box()\nbox.t = float(k)\nfn = lambda: reduce_argmax({X} + box.t)", False, [float(k) for k in range(6)]),
+    (f"it = iter([1.0])\nfn = lambda: reduce_argmax({X} + next(it))", None, [1.0] * 6),
+    (f"fn = lambda: reduce_argmax({X} + random.choice([2.0]))", None, [2.0] * 6),
+    (f"fn = lambda: reduce_argmax({X} / math.sqrt(4.0) + pick((1.0, 2.0), 0))", True, [2.0] * 6),
+    (f"fn = lambda: reduce_argmax(({X} + {X}) / scaled(model.vocab))", True, None),
+    (f"model.vocab = 256\nfn = lambda: reduce_argmax({X} / float(model.vocab - model.hidden))", True, [248.0] * 6),
+    (f"config.t = float(k)\nfn = lambda: reduce_argmax({X} + config.t)", False, [float(k) for k in range(6)]),
+    (f"pick.__defaults__ = (float(k),)\nfn = lambda: reduce_argmax({X} + pick((0.5,), 0))", False, [0.5 + k for k in range(6)]),
+    (f"globals()['twist'] = [lambda: 1.0, lambda: 2.0][k % 2]\nfn = lambda: reduce_argmax({X} + twist())", False, [1.0, 2.0] * 3),
+    (f"t = (1.0, [float(k)])\nfn = lambda: reduce_argmax({X} + t[1][0])", None, [float(k) for k in range(6)]),
+    (f"t = (1.0, (float(k),))\nfn = lambda: reduce_argmax({X} + t[1][0])", False, [float(k) for k in range(6)]),
+    (f"fn = lambda: reduce_argmax({X} + float(intrinsics.output.__defaults__[0]))", None, [0.0] * 6),
+    (f"fn = lambda: reduce_argmax({X} + helper())", None, [float(k) for k in range(1, 7)]),
+    (f"fn = lambda: reduce_argmax({X} + (lambda: 3.0)())", None, [3.0] * 6),
+    (f"box = Box()\nbox.t = float(k)\nfn = lambda: reduce_argmax({X} + box.t)", None, [float(k) for k in range(6)]),
     (f"globals()['TEMP'] = float(k)\nfn = lambda: reduce_argmax({X} + TEMP)", False, [float(k) for k in range(6)]),
     (f"fn = functools.partial(lambda t: reduce_argmax({X} + t), float(k))", False, [float(k) for k in range(6)]),
-    (f"fn = lambda: reduce_argmax({X} + [1.0, 2.0][0])", False, [1.0] * 6),
+    (f"fn = lambda: reduce_argmax({X} + [1.0, 2.0][0])", True, [1.0] * 6),
     (f"ch = Channel.of(1.0)\nfn = lambda: reduce_argmax({X} + ch.read())", False, None),
 ]
 PROGRAM = """
-import functools, random, struct
+import functools, math, random, struct, types
 from inferlet import _programs, model
 from inferlet.eta import *
 import inferlet._programs as programs
@@ -38,6 +48,11 @@ G = []
 TEMP = 0.0
 calls = 0
 class Box: pass
+config = types.ModuleType('config')
+def pick(values, index, more=0.0):
+    return values[index] + more
+def scaled(x):
+    return 2.0 * x if x > 3 else 1.0
 def helper():
     global calls
     calls += 1
@@ -64,14 +79,14 @@ async def main(input):
 
 
 @pytest.mark.parametrize(("body", "reused", "params"), LOOPS, ids=[b for b, _, _ in LOOPS])
-async def test_loops(guest: Local, host: ScriptedHost, body: str, reused: bool, params: list[float] | None) -> None:
+async def test_loops(guest: Local, host: ScriptedHost, body: str, reused: bool | None, params: list[float] | None) -> None:
     result = await result_of(guest, host, PROGRAM.replace("BODY", body.replace("\n", "\n        ")))
     if reused:
         assert result["traces"] < 6
-    elif params is not None and len(set(map(str, params))) == 6:
+    elif reused is None or (params is not None and len(set(map(str, params))) == 6):
         assert result["traces"] == 6
     if params is not None:
-        assert [str(p) for [p] in result["params"]] == [str(p) for p in params]
+        assert [str(p[0]) for p in result["params"]] == [str(p) for p in params]
     assert len(set(result["channels"])) == 1
 
 

@@ -13,9 +13,7 @@ from ._values import json_fault
 from .errors import UsageError, from_wire
 
 new_id: Callable[[], int] = itertools.count(1).__next__  # ids of handles and futures share one space
-_encode: Callable[[Any], str] = json.JSONEncoder(
-    separators=(",", ":"), check_circular=False, allow_nan=False, ensure_ascii=False
-).encode
+_encode: Callable[[Any], str] = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False, ensure_ascii=False).encode
 _raw: Callable[[str, str], str] = _wit.call
 _loads = json.loads
 
