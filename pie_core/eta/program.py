@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pie_core.eta.flow import ChanEffect, channel_effects
 from pie_core.eta.rules import MAX_ELEMENTS, Attrs, Shape, Type, show

@@ -1,4 +1,4 @@
-"""The sampling library against formulas written independently, in float64."""
+"""The library against formulas written independently, in float64."""
 
 from __future__ import annotations
 
@@ -9,69 +9,304 @@ import numpy as np
 import pytest
 
 from pie_core.codegen.oracle import run_epilogue
-from pie_core.eta import FUNCTIONS, LIBRARY, Model, intrinsics, trace_epilogue
+from pie_core.eta import FUNCTIONS, LIBRARY, Model, TraceError, intrinsics, trace_epilogue
+from pie_core.eta.numerics import uniform
 from tests.eta.test_eta_trace import Chan
 
 VOCAB = 300
-LOGITS = np.random.default_rng(3).normal(0, 3, VOCAB).astype(np.float32)
-P = np.exp(LOGITS.astype(np.float64) - LOGITS.max())
-P /= P.sum()
+RNG = np.random.default_rng(3)
+ROWS = RNG.normal(0, 3, (3, VOCAB)).astype(np.float32)
+LOGITS = ROWS[0]
+COUNTS = RNG.integers(0, 3, VOCAB).astype(np.uint32)
+STATE = np.array([9, 4], np.uint32)
 F = FUNCTIONS
 
 
-def run(fn: Callable[[], Any], logits: Any = LOGITS, cells: Any = ()) -> list[Any]:
-    traced = trace_epilogue(fn, Model(VOCAB, 8))
-    outs, _, status = run_epilogue(traced.program, traced.params, logits[None, :], None, 0, dict(enumerate(cells)))
+def probabilities(x: Any) -> Any:
+    e = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+P = probabilities(LOGITS)
+H = -(P * np.log(P)).sum()
+
+
+def run(fn: Callable[..., Any], logits: Any = ROWS, cells: Any = ()) -> list[Any]:
+    """Outputs of fn over the values of channels that hold `cells`."""
+    names = {"float32": "f32", "int32": "i32", "uint32": "u32", "bool": "bool"}
+    channels = [Chan(names[str(np.asarray(c).dtype)], np.asarray(c).shape) for c in cells]
+    logits = np.atleast_2d(logits)
+    traced = trace_epilogue(lambda: fn(*[c.take() for c in channels]), Model(logits.shape[1], 8), rows=len(logits))
+    assert traced.program.verify() == traced.program
+    outs, _, status = run_epilogue(traced.program, traced.params, logits, None, 0, dict(enumerate(cells)))
     assert status == 0
     return outs
 
 
-FORMULAS: list[tuple[str, Callable[[Any], Any], Any]] = [
-    ("softmax", F["softmax"], P),
-    ("log_softmax", F["log_softmax"], np.log(P)),
-    ("entropy", F["entropy"], -(P * np.log(P)).sum()),
-    ("l2norm", F["l2norm"], LOGITS / np.sqrt((LOGITS.astype(np.float64) ** 2).sum())),
-    ("min_p", lambda x: F["min_p"](x, 0.05), 0.05 * P.max() <= P),
+def row() -> Any:
+    return intrinsics.output(0)
+
+
+def top_p(p: Any, mass: float) -> Any:
+    order = np.argsort(-p, kind="stable")
+    keep = np.zeros(len(p), bool)
+    before = 0.0
+    for i in order:
+        keep[i] = before < mass
+        before += p[i]
+    return keep
+
+
+def typical(mass: float) -> Any:
+    order = np.argsort(np.abs(-np.log(P) - H), kind="stable")
+    keep = np.zeros(VOCAB, bool)
+    keep[order[: np.searchsorted(np.cumsum(P[order]), mass) + 1]] = True
+    keep[P.argmax()] = True
+    return keep
+
+
+def tail_free(z: float) -> Any:
+    order = np.argsort(-P, kind="stable")
+    curve = np.abs(np.diff(P[order], n=2))
+    total = np.cumsum(curve / curve.sum())
+    cut = next((i for i in range(1, len(total)) if total[i] > z), VOCAB)
+    keep = np.zeros(VOCAB, bool)
+    keep[order[:cut]] = True
+    return keep
+
+
+def xtc(threshold: float) -> Any:
+    keep = np.ones(VOCAB, bool)
+    above = np.flatnonzero(threshold <= P)
+    keep[above] = False
+    keep[above[P[above].argmin()]] = True
+    return keep
+
+
+def dynamic(low: float, high: float, exponent: float) -> Any:
+    return LOGITS / (low + (high - low) * (H / np.log(VOCAB)) ** exponent)
+
+
+FORMULAS: list[tuple[str, Callable[[], Any], Any]] = [
+    ("softmax", lambda: F["softmax"](row()), P),
+    ("softmax", lambda: F["softmax"](intrinsics.outputs()), probabilities(ROWS)),
+    ("log_softmax", lambda: F["log_softmax"](row()), np.log(P)),
+    ("log_softmax", lambda: F["log_softmax"](intrinsics.outputs()), np.log(probabilities(ROWS))),
+    ("entropy", lambda: F["entropy"](row()), H),
+    ("entropy", lambda: F["entropy"](intrinsics.outputs()), -(probabilities(ROWS) * np.log(probabilities(ROWS))).sum(-1)),
+    ("l2norm", lambda: F["l2norm"](row()), LOGITS / np.sqrt((LOGITS.astype(np.float64) ** 2).sum())),
+    ("l2norm", lambda: F["l2norm"](intrinsics.outputs()), ROWS / np.sqrt((ROWS.astype(np.float64) ** 2).sum(-1, keepdims=True))),
+    ("min_p", lambda: F["min_p"](row(), 0.05), P.max() * 0.05 <= P),
+    ("min_p", lambda: F["min_p"](intrinsics.outputs(), 0.05), [p.max() * 0.05 <= p for p in probabilities(ROWS)]),
+    ("top_k_mask", lambda: F["top_k_mask"](row(), 7), np.argsort(np.argsort(-P)) < 7),
+    ("top_k_mask", lambda: F["top_k_mask"](intrinsics.outputs(), 7), np.argsort(np.argsort(-ROWS)) < 7),
+    ("top_p", lambda: F["top_p"](row(), 0.7), top_p(P, 0.7)),
+    ("top_p", lambda: F["top_p"](row(), 0.0), P.max() == P),
+    ("top_p", lambda: F["top_p"](intrinsics.outputs(), 0.9), [top_p(p, 0.9) for p in probabilities(ROWS)]),
+    ("top_a", lambda: F["top_a"](row(), 0.2), P.max() ** 2 * 0.2 <= P),
+    ("top_a", lambda: F["top_a"](intrinsics.outputs(), 0.2), [p.max() ** 2 * 0.2 <= p for p in probabilities(ROWS)]),
+    ("epsilon_cutoff", lambda: F["epsilon_cutoff"](row(), 0.004), P >= 0.004),
+    ("epsilon_cutoff", lambda: F["epsilon_cutoff"](row(), 0.99), P.max() == P),
+    ("eta_cutoff", lambda: F["eta_cutoff"](row(), 0.002), min(0.002, np.sqrt(0.002) * np.exp(-H)) <= P),
+    ("eta_cutoff", lambda: F["eta_cutoff"](row(), 0.9), min(P.max(), np.sqrt(0.9) * np.exp(-H)) <= P),
+    ("typical", lambda: F["typical"](row(), 0.6), typical(0.6)),
+    ("typical", lambda: F["typical"](row(), 0.01), typical(0.01)),
+    ("tail_free", lambda: F["tail_free"](row(), 0.9), tail_free(0.9)),
+    ("tail_free", lambda: F["tail_free"](row(), 0.3), tail_free(0.3)),
+    ("dynamic_temperature", lambda: F["dynamic_temperature"](row(), 0.5, 1.5), dynamic(0.5, 1.5, 1)),
+    ("dynamic_temperature", lambda: F["dynamic_temperature"](row(), 0.5, 1.5, 2.5), dynamic(0.5, 1.5, 2.5)),
+    ("entropy_temperature", lambda: F["entropy_temperature"](row(), 0.9, 1.2), LOGITS / (0.9 * 0.8 ** (1.2 / H))),
 ]
 
 
 @pytest.mark.parametrize(("name", "fn", "want"), FORMULAS)
-def test_formulas(name: str, fn: Callable[[Any], Any], want: Any) -> None:
-    (got,) = run(lambda: fn(intrinsics.output(0)))
-    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6, err_msg=name)
+def test_formulas(name: str, fn: Callable[[], Any], want: Any) -> None:
+    (got,) = run(fn)
+    if np.asarray(want).dtype == bool:
+        assert 0 < np.asarray(want).sum() < np.asarray(want).size, "a mask that keeps all or none tests nothing"
+        np.testing.assert_array_equal(got, want, err_msg=name)
+    else:
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+SEEN = COUNTS > 0
+OVER_COUNTS: list[tuple[str, Callable[[Any], Any], Any]] = [
+    ("repetition_penalty", lambda c: F["repetition_penalty"](row(), c, 1.3),
+     np.where(SEEN, np.where(LOGITS > 0, LOGITS / 1.3, LOGITS * 1.3), LOGITS)),
+    ("presence_penalty", lambda c: F["presence_penalty"](row(), c, 1), LOGITS - SEEN),
+    ("frequency_penalty", lambda c: F["frequency_penalty"](row(), c, 0.4), LOGITS - 0.4 * COUNTS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "fn", "want"), OVER_COUNTS)
+@pytest.mark.parametrize("dtype", [np.uint32, np.int32, np.float32])
+def test_penalties_over_counts(name: str, fn: Callable[[Any], Any], want: Any, dtype: Any) -> None:
+    (got,) = run(fn, cells=[COUNTS.astype(dtype)])
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(("dtype", "padding"), [(np.int32, -1), (np.uint32, 0xFFFFFFFF)])
+def test_token_counts_skip_padding(dtype: Any, padding: int) -> None:
+    ids = np.array([5, 9, 5, padding, VOCAB, 5], dtype)
+    (got,) = run(lambda history: F["token_counts"](history, VOCAB), cells=[ids])
+    want = np.zeros(VOCAB)
+    want[[5, 9]] = 3, 1
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("counter", range(8))
+def test_xtc_strikes_by_one_draw(counter: int) -> None:
+    state = np.array([9, counter], np.uint32)
+    (got,) = run(lambda s: F["xtc"](row(), 0.05, 0.5, s), cells=[state])
+    struck = uniform(np, state, 1)[0] < 0.5
+    np.testing.assert_array_equal(got, xtc(0.05) if struck else np.ones(VOCAB, bool))
+    assert not xtc(0.05).all()
+
+
+def test_xtc_leaves_a_single_likely_token() -> None:
+    logits = np.zeros(VOCAB, np.float32)
+    logits[4] = 20
+    (got,) = run(lambda s: F["xtc"](row(), 0.5, 1.0, s), logits, [STATE])
+    assert got.all()
 
 
 def test_softmax_and_entropy_survive_extreme_logits() -> None:
     logits = np.full(VOCAB, -np.inf, np.float32)
     logits[7] = 300.0
-    (p, h) = run(lambda: (F["softmax"](intrinsics.output(0)), F["entropy"](intrinsics.output(0))), logits)
+    (p, h) = run(lambda: (F["softmax"](row()), F["entropy"](row())), logits)
     assert p[7] == 1 and p.sum() == 1 and h == 0
 
 
-def test_masked_argmax() -> None:
-    mask, chan = np.zeros(VOCAB, bool), Chan("bool", (VOCAB,))
+ONE_TOKEN = [
+    ("top_p", lambda x: F["top_p"](x, 0.9)), ("min_p", lambda x: F["min_p"](x, 0.1)), ("top_a", lambda x: F["top_a"](x, 0.3)),
+    ("epsilon_cutoff", lambda x: F["epsilon_cutoff"](x, 0.1)), ("eta_cutoff", lambda x: F["eta_cutoff"](x, 0.1)),
+    ("typical", lambda x: F["typical"](x, 0.5)), ("tail_free", lambda x: F["tail_free"](x, 0.5)),
+    ("top_k_mask", lambda x: F["top_k_mask"](x, 1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "fn"), ONE_TOKEN)
+def test_filters_survive_a_certain_distribution(name: str, fn: Callable[[Any], Any]) -> None:
+    logits = np.full(VOCAB, -np.inf, np.float32)
+    logits[7] = 300.0
+    (keep,) = run(lambda: fn(row()), logits)
+    assert keep[7] and keep.sum() == 1, name
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_filters_of_the_smallest_vocabularies_keep_the_likeliest(n: int) -> None:
+    logits = np.arange(n, dtype=np.float32)
+    for name, fn in ONE_TOKEN:
+        (keep,) = run(lambda fn=fn: fn(row()), logits)  # type: ignore[misc]
+        assert keep[n - 1], name
+
+
+def test_masks() -> None:
+    mask = np.zeros(VOCAB, bool)
     mask[[5, 9, 200]] = True
-    (best,) = run(lambda: F["masked_argmax"](intrinsics.output(0), chan.take()), cells=[mask])
+    best, kept = run(lambda m: (F["masked_argmax"](row(), m), F["masked"](row(), m)), cells=[mask])
     assert best == [5, 9, 200][int(np.argmax(LOGITS[[5, 9, 200]]))]
-    (none,) = run(lambda: F["masked_argmax"](intrinsics.output(0), chan.take()), cells=[np.zeros(VOCAB, bool)])
+    np.testing.assert_array_equal(kept, np.where(mask, LOGITS, -np.inf))
+    (none,) = run(lambda m: F["masked_argmax"](row(), m), cells=[np.zeros(VOCAB, bool)])
     assert none == 0
 
 
-def test_gumbel_max_samples_the_softmax() -> None:
+def counts_of(fn: Callable[[Any], Any], logits: Any, draws: int = 4000) -> Any:
+    rng = Chan("u32", (2,), is_counter=True)
+    traced = trace_epilogue(lambda: fn(rng.take()), Model(VOCAB, 8))
+    counts = np.zeros(VOCAB, int)
+    for i in range(draws):
+        (token, *_), _, _ = run_epilogue(traced.program, traced.params, logits[None, :], None, 0, {0: np.array([9, i], np.uint32)})
+        counts[int(token)] += 1
+    return counts
+
+
+SAMPLERS = [
+    ("gumbel_max", lambda s: F["gumbel_max"](row(), s), [0.5, 0.3, 0.15, 0.05]),
+    ("nucleus_sample", lambda s: F["nucleus_sample"](row(), 0.7, s), [0.625, 0.375, 0, 0]),
+    ("sample", lambda s: F["sample"](row(), s, 0.5, top_k=3, min_p=0.2), [0.25 / 0.34, 0.09 / 0.34, 0, 0]),
+    ("sample", lambda s: F["sample"](row(), s, top_p=0.9), [0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0]),
+    ("mirostat", lambda s: F["mirostat"](row(), F["constant"](2.0, "f32"), s), [0.625, 0.375, 0, 0]),
+]
+
+
+@pytest.mark.parametrize(("name", "fn", "want"), SAMPLERS)
+def test_samplers_follow_their_distribution(name: str, fn: Callable[[Any], Any], want: Any) -> None:
     """4,000 counters: the observed counts of the likely tokens lie within five standard deviations."""
     logits = np.full(VOCAB, -30.0, np.float32)
     logits[:4] = np.log([0.5, 0.3, 0.15, 0.05])
-    rng = Chan("u32", (2,), is_counter=True)
-    traced = trace_epilogue(lambda: F["gumbel_max"](intrinsics.output(0), rng.take()), Model(VOCAB, 8))
-    counts = np.zeros(VOCAB, int)
-    for i in range(4000):
-        (token,), _, _ = run_epilogue(traced.program, traced.params, logits[None, :], None, 0, {0: np.array([9, i], np.uint32)})
-        counts[int(token)] += 1
-    want = np.array([0.5, 0.3, 0.15, 0.05])
-    assert counts[4:].sum() == 0
-    assert (np.abs(counts[:4] - 4000 * want) < 5 * np.sqrt(4000 * want * (1 - want))).all()
+    counts, want = counts_of(fn, logits), np.array(want)
+    assert counts[4:].sum() == 0, name
+    assert (np.abs(counts[:4] - 4000 * want) <= 5 * np.sqrt(4000 * want * (1 - want))).all(), (name, counts[:4])
+
+
+def test_a_matrix_is_sampled_row_by_row_with_noise_of_its_own() -> None:
+    same = np.tile(np.zeros(VOCAB, np.float32), (3, 1))
+    tokens, one = run(lambda s: (F["gumbel_max"](intrinsics.outputs(), s), F["gumbel_max"](row(), s)), same, [STATE])
+    assert tokens.shape == (3,) and len(set(tokens.tolist())) == 3 and tokens[0] == one
+    greedy, masked = run(lambda s: (F["sample"](intrinsics.outputs(), s, 0), F["sample"](intrinsics.outputs(), s, top_k=1)), ROWS, [STATE])
+    np.testing.assert_array_equal(greedy, ROWS.argmax(-1))
+    np.testing.assert_array_equal(masked, ROWS.argmax(-1))
+
+
+def test_mirostat_moves_mu_by_the_surprise_of_the_kept() -> None:
+    mu = np.float32(6.0)
+    token, after = run(lambda m, s: F["mirostat"](row(), m, s, tau=3.0, eta=0.2), cells=[mu, STATE])
+    kept = np.where(-np.log2(P) <= mu, P, 0)
+    assert 0 < (kept > 0).sum() < VOCAB and kept[token] > 0
+    np.testing.assert_allclose(after, mu - 0.2 * (-np.log2(kept[token] / kept.sum()) - 3.0), rtol=1e-5)
+    token, after = run(lambda m, s: F["mirostat"](row(), m, s), cells=[np.float32(-1.0), STATE])
+    assert token == LOGITS.argmax() and np.isclose(after, -1.0 + 0.5), "the likeliest token stays at any mu"
+
+
+POSITIONS = np.array([0, 3, 7, 8], np.uint32), np.arange(10, dtype=np.uint32)
+Q, K = POSITIONS[0][:, None].astype(int), POSITIONS[1][None, :].astype(int)
+ATTENTION = [
+    ("causal_mask", F["causal_mask"], K <= Q),
+    ("sliding_mask", lambda q, k: F["sliding_mask"](q, k, 3), (K <= Q) & (K > Q - 3)),
+    ("sink_mask", lambda q, k: F["sink_mask"](q, k, 3, 2), (K <= Q) & ((K > Q - 3) | (K < 2))),
+]
+
+
+@pytest.mark.parametrize(("name", "fn", "want"), ATTENTION)
+def test_attention_masks(name: str, fn: Callable[..., Any], want: Any) -> None:
+    (got,) = run(fn, cells=POSITIONS)
+    np.testing.assert_array_equal(got, want, err_msg=name)
+
+
+REFUSED = [
+    (lambda: F["top_p"](row(), 1.5), "top_p: p lies between 0 and 1, got 1.5"),
+    (lambda: F["min_p"](row(), -0.1), "min_p: p lies between 0 and 1"),
+    (lambda: F["top_k_mask"](row(), 0), "k is an int of 1 or more, got 0"),
+    (lambda: F["top_k_mask"](row(), 2.0), "k is an int of 1 or more, got 2.0"),
+    (lambda: F["typical"](intrinsics.outputs(), 0.9), r"typical takes f32 \[n\], got f32\[3, 300\]"),
+    (lambda: F["sample"](row(), F["iota"](2), -1), "temperature is 0 or more, got -1"),
+    (lambda: F["entropy_temperature"](row(), 1.0, 1.0, 2.0), "base lies between 0 and 1"),
+    (lambda: F["causal_mask"](F["iota"](3), row()), r"causal_mask takes keys as positions u32 \[n\], got f32\[300\]"),
+    (lambda: F["causal_mask"](3, F["iota"](3)), r"takes queries as positions u32 \[n\], got int"),
+    (lambda: F["softmax"]([1.0]), "softmax takes a Tensor, got list"),
+    (lambda: F["masked"](row(), row() > 0.0) + F["masked"](row(), row()), "select takes a bool condition"),
+]
+
+
+@pytest.mark.parametrize(("fn", "message"), REFUSED)
+def test_arguments_that_make_no_sense_are_refused(fn: Callable[[], Any], message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        trace_epilogue(fn, Model(VOCAB, 8), rows=3)
+
+
+def test_tensors_as_arguments() -> None:
+    """Thresholds that come from a channel, over the range: cut off, so that no row goes empty."""
+    (one, most, some, k) = run(
+        lambda p, n: (F["top_p"](row(), p - 0.5), F["min_p"](row(), p + 2.0), F["top_p"](row(), p), F["top_k_mask"](row(), n)),
+        cells=[np.float32(0.4), np.int32(-3)],
+    )
+    for mask in (one, most, k):
+        np.testing.assert_array_equal(mask, P.max() == P)
+    np.testing.assert_array_equal(some, top_p(P, 0.4))
 
 
 def test_the_library_is_the_whole_library() -> None:
-    covered = {name for name, _, _ in FORMULAS} | {"masked_argmax", "gumbel_max", "uniform", "normal"}
+    covered = {name for table in (FORMULAS, OVER_COUNTS, SAMPLERS, ATTENTION) for name, _, _ in table}
+    covered |= {"masked", "masked_argmax", "token_counts", "xtc", "uniform", "normal"}
     assert covered == set(LIBRARY)

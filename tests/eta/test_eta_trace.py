@@ -202,7 +202,7 @@ MISTAKES = [
     (lambda: F["cast"](intrinsics.output(0), "f16"), "cast knows the dtypes f32, i32, u32, bool, not 'f16'"),
     (lambda: F["constant"](1, "f64"), "constant knows the dtypes"),
     (lambda: F["gumbel_max"](intrinsics.output(0), F["iota"](3)), r"takes a state u32\[2\] = \[key, counter\], got u32\[3\]"),
-    (lambda: F["softmax"](F["iota"](4)), r"softmax takes logits f32 \[n\], got u32\[4\]"),
+    (lambda: F["softmax"](F["iota"](4)), r"softmax takes f32 \[n\] or \[m, n\], got u32\[4\]"),
     (lambda: F["softmax"](3.0), "softmax takes a Tensor, got float"),
     (lambda: F["iota"](0), "a shape has at most 4 extents of 1 or more"),
     (lambda: F["iota"](10**9), "elements"),

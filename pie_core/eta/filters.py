@@ -1,0 +1,169 @@
+"""Filters of sampling: each takes logits and returns a bool mask of their shape, true for tokens that stay.
+
+`masked(logits, mask)` applies a mask; masks combine with & and |. No filter leaves a row empty. Probabilities are those of softmax(logits):
+divide by the temperature first where the filter shall see the tempered distribution.
+"""
+
+from __future__ import annotations
+
+from pie_core.eta.errors import TraceError
+from pie_core.eta.functions import TABLE_FUNCTIONS, broadcast, constant, iota, pivot_threshold, rng_uniform, scatter_set, sort_desc
+from pie_core.eta.probability import (
+    TINY,
+    along,
+    entropy,
+    exp,
+    floats,
+    gumbel_max,
+    log,
+    masked,
+    maximum,
+    reduce_argmax,
+    reduce_max,
+    reduce_sum,
+    scalar,
+    select,
+    softmax,
+    sqrt,
+)
+from pie_core.eta.tensor import Scalar, Tensor
+
+absolute, cumsum, gather, minimum, reduce_min = (
+    TABLE_FUNCTIONS[name] for name in ("absolute", "cumsum", "gather", "minimum", "reduce_min")
+)
+
+Number = Scalar | Tensor
+INF = float("inf")
+LEAST_MASS = 2.0**-30  # what pivot_mass counts as 1: the first token stays
+
+
+def top_k_mask(logits: Tensor, k: int | Tensor) -> Tensor:
+    """The k largest of each row (arXiv:1805.04833); ties with the k-th stay too. k is a Python int or an integer scalar."""
+    floats(logits, "top_k_mask")
+    if isinstance(k, Tensor):
+        return pivot_threshold(logits, rank=maximum(k, 1))
+    if type(k) is not int or k < 1:
+        raise TraceError(f"top_k_mask: k is an int of 1 or more, got {k!r}")
+    return pivot_threshold(logits, rank=k)
+
+
+def top_p(logits: Tensor, p: Number) -> Tensor:
+    """Nucleus (arXiv:1904.09751): walking down from the likeliest, tokens stay until those before them hold probability p."""
+    floats(logits, "top_p")
+    return pivot_threshold(softmax(logits), mass=maximum(_share(logits, p, "top_p: p"), LEAST_MASS))
+
+
+def min_p(logits: Tensor, p: Number) -> Tensor:
+    """Tokens at least p times as likely as the likeliest one (arXiv:2407.01082)."""
+    floats(logits, "min_p")
+    return logits >= along(reduce_max(logits) + log(_share(logits, p, "min_p: p")), logits)
+
+
+def top_a(logits: Tensor, a: Number) -> Tensor:
+    """Tokens of probability a * max^2 or more, max being that of the likeliest; a from 0 to 1."""
+    p = softmax(floats(logits, "top_a"))
+    best = reduce_max(p)
+    return p >= along(_share(logits, a, "top_a: a") * best * best, p)
+
+
+def epsilon_cutoff(logits: Tensor, epsilon: Number) -> Tensor:
+    """Tokens of probability epsilon or more (arXiv:2210.15191), and the likeliest."""
+    p = softmax(floats(logits, "epsilon_cutoff"))
+    best = reduce_max(p)
+    return p >= along(minimum(best, scalar(logits, epsilon)), p)
+
+
+def eta_cutoff(logits: Tensor, epsilon: Number) -> Tensor:
+    """Tokens of probability min(epsilon, sqrt(epsilon) * exp(-entropy)) or more (arXiv:2210.15191), and the likeliest."""
+    floats(logits, "eta_cutoff")
+    p = softmax(logits)
+    bound = scalar(logits, epsilon)
+    cut = minimum(sqrt(bound) * exp(-entropy(logits)), bound)
+    return p >= along(minimum(reduce_max(p), cut), p)
+
+
+def typical(logits: Tensor, mass: Number) -> Tensor:
+    """Locally typical tokens (arXiv:2202.00666) of logits f32 [n]: those whose surprise is nearest to the entropy, until they hold
+    probability `mass`; and the likeliest."""
+    floats(logits, "typical", (1,))
+    p = softmax(logits)
+    surprise = -log(p)
+    _, order = sort_desc(-absolute(surprise - entropy(logits)))
+    sorted_p = gather(p, order)
+    keep = _unsorted(cumsum(sorted_p) - sorted_p < scalar(logits, mass), order)
+    return keep | _likeliest(logits)
+
+
+def tail_free(logits: Tensor, z: Number) -> Tensor:
+    """Tail-free sampling of logits f32 [n]: of the sorted probabilities, those before the normalised curvature sums to more than z."""
+    floats(logits, "tail_free", (1,))
+    n = logits.shape[0]
+    values, order = sort_desc(softmax(logits))
+    place = iota(n)
+    second = gather(values, place + 1)
+    curve = absolute((values - second) - (second - gather(values, place + 2)))
+    curve = select(place + 2 < n, curve, 0.0)
+    share = cumsum(curve / maximum(reduce_sum(curve), TINY))
+    return _unsorted((share <= scalar(logits, z)) | (place == 0), order)
+
+
+def xtc(logits: Tensor, threshold: Number, probability: Number, state: Tensor) -> Tensor:
+    """Exclude top choices, of logits f32 [n]: with `probability` (one draw of `state` u32[2]), of the tokens of probability `threshold` or
+    more only the least likely stays; the others are untouched."""
+    p = softmax(floats(logits, "xtc", (1,)))
+    above = p >= scalar(logits, threshold)
+    least = reduce_min(select(above, p, INF))
+    struck = rng_uniform(state) < scalar(logits, probability)
+    return ~(above & (p > least) & struck)
+
+
+def nucleus_sample(logits: Tensor, p: Number, state: Tensor) -> Tensor:
+    """i32 sample, one a row, among the tokens that top_p(logits, p) keeps."""
+    return gumbel_max(masked(logits, top_p(logits, p)), state)
+
+
+def sample(  # noqa: PLR0917
+    logits: Tensor, state: Tensor, temperature: Number = 1.0, top_k: int | Tensor | None = None, top_p: Number | None = None,
+    min_p: Number | None = None,
+) -> Tensor:  # fmt: skip
+    """i32 sample, one a row: temperature first (0 is greedy), then top-k, top-p and min-p, each over what the one before left."""
+    floats(logits, "sample")
+    if not isinstance(temperature, Tensor):
+        if temperature < 0:
+            raise TraceError(f"sample: temperature is 0 or more, got {temperature}")
+        if temperature == 0:
+            return reduce_argmax(logits)
+    x = logits / scalar(logits, temperature)
+    if top_k is not None:
+        x = masked(x, top_k_mask(x, top_k))
+    if top_p is not None:
+        x = masked(x, _top_p(x, top_p))
+    if min_p is not None:
+        x = masked(x, _min_p(x, min_p))
+    return gumbel_max(x, state)
+
+
+_top_p, _min_p = top_p, min_p  # `sample` has parameters of these names
+
+
+def _share(logits: Tensor, value: Number, what: str) -> Tensor:
+    """A number from 0 to 1 as f32; a Tensor is cut off at 1."""
+    if isinstance(value, Tensor):
+        return minimum(value, 1.0)
+    if not 0 <= value <= 1:
+        raise TraceError(f"{what} lies between 0 and 1, got {value}")
+    return scalar(logits, value)
+
+
+def _likeliest(logits: Tensor) -> Tensor:
+    return logits == along(reduce_max(logits), logits)
+
+
+def _unsorted(keep: Tensor, order: Tensor) -> Tensor:
+    """A mask over sorted places, at the places before sorting."""
+    return scatter_set(broadcast(constant(False, "bool"), keep.shape), order, keep)
+
+
+FUNCTIONS = (
+    top_k_mask, top_p, min_p, top_a, epsilon_cutoff, eta_cutoff, typical, tail_free, xtc, nucleus_sample, sample,
+)  # fmt: skip

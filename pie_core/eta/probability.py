@@ -1,0 +1,90 @@
+"""Distributions over the last axis of logits f32 [n] or [m, n]: softmax, entropy, sampling by Gumbel noise; the base of the library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pie_core.eta.errors import TraceError
+from pie_core.eta.functions import TABLE_FUNCTIONS, broadcast, rng_gumbel, rng_normal, rng_uniform
+from pie_core.eta.rules import show
+from pie_core.eta.tensor import Scalar, Tensor
+
+exp, log, sqrt, maximum, select, reduce_sum, reduce_max, reduce_argmax = (
+    TABLE_FUNCTIONS[name] for name in ("exp", "log", "sqrt", "maximum", "select", "reduce_sum", "reduce_max", "reduce_argmax")
+)
+
+TINY = 2.0**-126  # floor of a probability before its logarithm
+NEG_INF = float("-inf")
+
+
+def floats(x: Any, what: str, ranks: tuple[int, ...] = (1, 2)) -> Tensor:
+    """x, if it is f32 of one of these ranks. Raises TraceError naming the function."""
+    if not isinstance(x, Tensor):
+        raise TraceError(f"{what} takes a Tensor, got {type(x).__name__}")
+    if x.dtype != "f32" or len(x.shape) not in ranks:
+        raise TraceError(f"{what} takes f32 {'[n]' if 2 not in ranks else '[n] or [m, n]'}, got {show(x.type)}")
+    return x
+
+
+def scalar(like: Tensor, value: Scalar | Tensor) -> Tensor:
+    """A number as an f32 value of the trace of `like`; a Tensor as it is."""
+    return value if isinstance(value, Tensor) else like.trace.constant(value, "f32")
+
+
+def along(value: Tensor, x: Tensor) -> Tensor:
+    """One value a row of x, over x's shape."""
+    return broadcast(value, x.shape) if value.shape else value
+
+
+def softmax(logits: Tensor) -> Tensor:
+    """Probabilities of logits f32 [n] or [m, n], along the last axis: exp(x - max) / sum."""
+    floats(logits, "softmax")
+    weights = exp(logits - along(reduce_max(logits), logits))
+    return weights / along(reduce_sum(weights), logits)
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """Log-probabilities of logits f32 [n] or [m, n], along the last axis: x - max - ln sum exp(x - max)."""
+    floats(logits, "log_softmax")
+    shifted = logits - along(reduce_max(logits), logits)
+    return shifted - along(log(reduce_sum(exp(shifted))), logits)
+
+
+def l2norm(x: Tensor, eps: Scalar = 1e-12) -> Tensor:
+    """x f32 [n] or [m, n] with rows of unit length: x / sqrt(sum x^2 + eps)."""
+    floats(x, "l2norm")
+    return x / along(sqrt(reduce_sum(x * x) + scalar(x, eps)), x)
+
+
+def masked(logits: Tensor, mask: Tensor) -> Tensor:
+    """logits where mask (bool, the same shape) is true, else -inf: how the masks of the filters are applied."""
+    return select(mask, floats(logits, "masked"), NEG_INF)
+
+
+def masked_argmax(logits: Tensor, mask: Tensor) -> Tensor:
+    """i32 index of the largest logit of each row where mask (bool, the same shape) is true; 0 when none is."""
+    return reduce_argmax(select(mask, floats(logits, "masked_argmax"), NEG_INF))
+
+
+def gumbel_max(logits: Tensor, state: Tensor) -> Tensor:
+    """i32 sample from softmax(logits), one a row: argmax(logits + Gumbel noise of `state`). Divide the logits by the temperature first."""
+    return reduce_argmax(floats(logits, "gumbel_max") + rng_gumbel(state, logits.shape))
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Entropy in nats of softmax(logits), f32, one a row; probabilities are floored at 2^-126 inside the logarithm."""
+    p = softmax(floats(logits, "entropy"))
+    return -reduce_sum(p * log(maximum(p, TINY)))
+
+
+def uniform(state: Tensor, *shape: int) -> Tensor:
+    """Uniform f32 in (0, 1) of `shape` from a state u32[2]."""
+    return rng_uniform(state, shape)
+
+
+def normal(state: Tensor, *shape: int) -> Tensor:
+    """Standard normal f32 of `shape` from a state u32[2]."""
+    return rng_normal(state, shape)
+
+
+FUNCTIONS = (softmax, log_softmax, l2norm, masked, masked_argmax, gumbel_max, entropy, uniform, normal)
