@@ -91,6 +91,8 @@ HANDLES: list[tuple[str, str, dict[str, Any]]] = [
     ("Channel('f32').set(1.0)", "ch.set", {"ch": 3, "words": [0x3F800000]}),
     ("Channel('bool', (2,)).put([True, False])", "ch.put", {"ch": 3, "words": [1, 0]}),
     ("Channel('u32', (2,), 3).put([1, 2])", "ch.new", channel("u32", [2], 3, None, "writer")),
+    ("Channel.of([[[[True]], [[False]]]]).declare()", "ch.new", channel("bool", [1, 2, 1, 1], 1, [1, 0], None)),
+    ("Channel('u32', (2, 1, 1, 2)).put([[[[1, 2]]], [[[3, 4]]]])", "ch.put", {"ch": 3, "words": [1, 2, 3, 4]}),
     ("Channel.counter(7).declare()", "ch.new", channel("u32", [2], 1, [7, 0], None)),
     ("Channel.of([1.5, 2]).declare()", "ch.new", channel("f32", [2], 1, [0x3FC00000, 0x40000000], None)),
     ("Channel('i32', host='reader').declare()", "ch.new", channel("i32", [], 1, None, "reader")),
@@ -156,6 +158,7 @@ VALUES = [
     (cell("u32", [1], 0xFFFFFFFF), [0xFFFFFFFF]),
     (cell("bool", [3], 1, 0, 1), [True, False, True]),
     (cell("f32", [2, 1, 2], 1, 2, 3, 4), [[[1, 2]], [[3, 4]]]),
+    (cell("i32", [1, 2, 2, 1], 1, 2, 3, 4), [[[[1], [2]], [[3], [4]]]]),
 ]
 
 
@@ -164,6 +167,12 @@ async def test_values(guest: Local, host: ScriptedHost, wire: Any, plain: Any) -
     host.reply = lambda submit, n: [wire]
     body = f"fwd.embed([1]); fwd.state([ws]); out = fwd.epilogue({GREEDY}); pipe.submit(fwd)\nreturn [await out, await out]"
     assert await result_of(guest, host, program(body)) == [plain, plain]
+
+
+async def test_a_float_without_a_word_in_json(guest: Local, host: ScriptedHost) -> None:
+    host.reply = lambda submit, n: [cell("f32", [], float("-inf"))]
+    body = f"fwd.embed([1]); fwd.state([ws]); out = fwd.epilogue({GREEDY}); pipe.submit(fwd)\nreturn str(await out)"
+    assert await result_of(guest, host, program(body)) == "-inf"
 
 
 async def test_several_outputs(guest: Local, host: ScriptedHost) -> None:

@@ -11,7 +11,7 @@ from ._channel import Channel
 from ._loop import loop
 from ._state import FOLDING, StateGeometry, WorkingSet, check_sets
 from ._values import _short, check_int, check_tokens, decode
-from .errors import AlreadySubmitted, NotSubmitted, PipelineClosed, UsageError
+from .errors import AlreadySubmitted, NotSubmitted, PipelineClosed, UnsupportedStage, UsageError
 
 _UNSETTLED = object()
 
@@ -80,7 +80,10 @@ class Outputs(tuple[Output, ...]):
 class ForwardPass:
     """One run of the model: what goes in (`embed`), which state it extends (`state`), what comes out (`read`, `epilogue`). Used once."""
 
-    __slots__ = ("_cell", "_chans", "_geometry", "_outs", "_params", "_prog", "_reads", "_rows", "_sets", "_tokens", "submitted")
+    __slots__ = (
+        "_cell", "_chans", "_geometry", "_outs", "_params", "_prog", "_reads", "_rows", "_sets", "_stages", "_tokens", "_traced_rows",
+        "submitted",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.submitted = False
@@ -94,6 +97,8 @@ class ForwardPass:
         self._params: tuple[int, ...] = ()
         self._chans: tuple[Channel, ...] = ()
         self._outs: tuple[Output, ...] = ()
+        self._traced_rows: int | None = None  # read-outs that the epilogue was told
+        self._stages: list[str] = []  # given besides the epilogue
 
     def embed(self, tokens: Sequence[int] | Sequence[Sequence[int]] | Channel) -> None:
         """What goes in: token ids; a list of id lists, one for each working set; or a Channel whose cell the device reads itself."""
@@ -123,6 +128,11 @@ class ForwardPass:
         self._sets = check_sets("ForwardPass.state: working_sets", working_sets)
         if not isinstance(geometry, StateGeometry):
             raise UsageError(f"ForwardPass.state: geometry is {_short(geometry)}; use StateGeometry.folding() or StateGeometry.buffered()")
+        if self._reads is None and self._traced_rows not in (None, len(self._sets)):
+            raise UsageError(
+                f"ForwardPass.state: the epilogue was traced for {self._traced_rows} read-outs and there are {len(self._sets)} "
+                "working sets; call state() before epilogue()"
+            )
         self._geometry = geometry
 
     def read(self, positions: Sequence[int] | Sequence[Sequence[int]]) -> None:
@@ -137,17 +147,49 @@ class ForwardPass:
         self._reads = [list(p) for p in positions] if nested else [list(positions)]  # type: ignore[arg-type]
         for p in (p for group in self._reads for p in group):
             check_int("ForwardPass.read: position", p, -(2**31), 2**31)
+        rows = sum(map(len, self._reads))
+        if self._traced_rows not in (None, rows):
+            raise UsageError(
+                f"ForwardPass.read: the epilogue was traced for {self._traced_rows} read-outs and these are {rows}; "
+                "call read() before epilogue()"
+            )
 
     def epilogue(self, fn: Callable[[], Any]) -> Any:
-        """Trace `fn` now and run it as a kernel behind the pass. Gives one awaitable Output for a tensor, a tuple of them for several."""
+        """Trace `fn` now and run it as a kernel behind the pass. Gives one awaitable Output for a tensor, a tuple of them for several.
+
+        Call `state` and `read` first: `intrinsics.outputs(name)` has a row for each read-out.
+        """
         self._open("epilogue", self._prog or None)
-        self._prog, self._params, self._chans, outs, single = _programs.lower(fn)
+        self._traced_rows = sum(map(len, self._reads)) if self._reads is not None else len(self._sets) or None
+        self._prog, self._params, self._chans, outs, single = _programs.lower(fn, self._traced_rows)
         if single:
             out = Output(_host.new_id(), self)
             self._outs = (out,)
             return out
         self._outs = Outputs([Output(_host.new_id(), self) for _ in range(outs)])
         return self._outs
+
+    def prologue(self, fn: Callable[[], Any]) -> None:
+        """Trace and verify `fn` as the stage before the pass (`intrinsics.tokens`, `positions`). It does not run yet: submit refuses."""
+        self._stage("prologue", fn)
+
+    def on_attn_proj(self, fn: Callable[[], Any]) -> None:
+        """Trace and verify `fn` as the stage behind each layer's projections (`intrinsics.query`, `key`, `value`, `positions`, `layer`).
+        It does not run yet: submit refuses."""
+        self._stage("on_attn_proj", fn)
+
+    def on_attn(self, fn: Callable[[], Any]) -> None:
+        """Trace and verify `fn` as the stage behind each layer's attention (`intrinsics.query`, `attention`, `positions`, `layer`).
+        It does not run yet: submit refuses."""
+        self._stage("on_attn", fn)
+
+    def _stage(self, stage: str, fn: Callable[[], Any]) -> None:
+        self._open(stage, stage if stage in self._stages else None)
+        tokens = self._cell or sum(self._rows)
+        if not tokens:
+            raise UsageError(f"ForwardPass.{stage}: the number of tokens is not known; call embed() first")
+        _programs.check_stage(stage, fn, tokens)
+        self._stages.append(stage)
 
     def payload(self, pipe: int) -> str:
         """The JSON of the submit op; raises UsageError for what is missing or does not fit together."""
@@ -167,6 +209,8 @@ class ForwardPass:
             self._rows = [self._cell // sets] * sets
         elif len(self._rows) != sets:
             raise UsageError(f"Pipeline.submit: {len(self._rows)} token lists for {sets} working sets; give embed one list for each")
+        if self._stages:
+            raise UnsupportedStage(f"Pipeline.submit: this pass has the stage {self._stages[0]}; only the epilogue runs yet, leave it out")
         for ws in self._sets:
             ws._check("submit")
         reads = "null" if self._reads is None else str(self._positions(self._reads))

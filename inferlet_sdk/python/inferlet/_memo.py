@@ -38,7 +38,8 @@ _OPCODES = frozenset(  # one a line would be 70 lines
 _TRANSPARENT = frozenset({"CACHE", "EXTENDED_ARG", "NOP"})  # may stand between a load and the attribute of what it loaded
 # On a tensor or channel; whatever else a qualifying function can hold is immutable or its own.
 _METHODS = {name for name in vars(Tensor) if name[0] != "_" and name != "trace"}
-_ATTRIBUTES = frozenset({"output", "outputs", "take", "read", "put", "dtype", "shape"} | _METHODS)
+_INTRINSICS = {name for name in vars(intrinsics) if getattr(vars(intrinsics)[name], "__module__", "") == intrinsics.__name__}
+_ATTRIBUTES = frozenset({"take", "read", "put", "dtype", "shape"} | _METHODS | _INTRINSICS)
 _PURE_BUILTINS = (abs, bool, divmod, enumerate, float, int, len, list, max, min, pow, range, reversed, round, sum, tuple, zip)
 _PURE_KEPT = [*FUNCTIONS.values(), intrinsics, *_PURE_BUILTINS, *(f for name, f in vars(math).items() if callable(f) and name[0] != "_")]
 _PURE = frozenset(map(id, _PURE_KEPT))

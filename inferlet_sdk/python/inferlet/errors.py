@@ -41,6 +41,10 @@ class UnsupportedGeometry(InferletError):
     """An attention geometry that this engine does not run."""
 
 
+class UnsupportedStage(InferletError):
+    """A stage of a pass that this engine does not run yet; only the epilogue runs."""
+
+
 class ChannelError(InferletError):
     """A channel operation that the channel's ends, dtype or shape do not allow."""
 

@@ -12,6 +12,7 @@ from .errors import UsageError
 name: str = ""
 vocab: int = 0  # number of token ids; logits have this many elements
 hidden: int = 0  # width of the hidden state
+kv_width: int = 0  # width of a layer's keys, and of its values; 0 where the host does not tell
 context: int = 0  # most tokens of one sequence
 pages: int = 0  # pages of the KV cache, which all inferlets share; 0 where the host does not tell
 page_tokens: int = 16  # tokens of one page
@@ -49,6 +50,7 @@ def _configure(facts: dict[str, Any]) -> None:
         name=str(facts.get("name", "")),
         vocab=int(facts.get("vocab", 0)),
         hidden=int(facts.get("hidden", 0)),
+        kv_width=int(facts.get("kv_width", 0)),
         context=int(facts.get("context", 0)),
         pages=int(facts.get("pages", 0)),
         page_tokens=int(facts.get("page_tokens", 16)),
