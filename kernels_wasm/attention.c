@@ -1,17 +1,63 @@
 // Attention over a paged KV cache: grouped heads, softmax in two passes over scores in scratch.
 //
 // A token is handled alone, so its bits do not depend on the batch. The heads that share a KV head are taken up to four at
-// a time, so that a row of K or V is loaded once for them. Visible positions become a list of row addresses first: windows,
-// sinks and page tables are resolved in one place, and the loops below do not know them.
+// a time, so that a row of K or V is loaded once for them. Visible keys become a list of row addresses first: windows, sinks,
+// masks and page tables are resolved in one place, and the loops below do not know them. So a token of a tree has the bits
+// that its path alone would have.
 #include "device.h"
 #include "simd_math.h"
 
 #define HEADS 4     // heads of one group per pass
 #define MIX_ROWS 64  // rows of V mixed at a time: with 64 columns they fill half of a small first-level cache
 
-// Byte offset of the K (and V) row of every visible position, ascending. False when a page, slot or position is out of range: the row is a fault of the caller and becomes NaN.
+// The token's mask block: key p < first follows window and sinks, key p >= first is seen when bit p - first is set.
+typedef struct {
+  const uint32_t *bits;
+  uint32_t first, count;
+} Mask;
+
+// False when the block, its bits or the page table of its keys leave the step buffer, or it names more keys than the cache has slots.
+static int read_mask(const uint32_t *token, RowRange range, uint32_t step_words, uint32_t slots, Mask *mask) {
+  uint64_t at = token[TOKEN_MASK], pages = token[TOKEN_PAGES];
+  if (at < STEP_HEADER_WORDS || at + MASK_BITS > step_words) return 0;
+  const uint32_t *block = range.step + at;
+  *mask = (Mask){block + MASK_BITS, block[MASK_FIRST], block[MASK_COUNT]};
+  if (mask->first > mask->count || mask->count > slots) return 0;
+  uint32_t words = (mask->count - mask->first + 31) / 32;
+  return at + MASK_BITS + words <= step_words && pages + (mask->count + PAGE_TOKENS - 1) / PAGE_TOKENS <= step_words;
+}
+
+// As visible_rows, for a token with a mask block. False also when it sees no key at all.
+static int masked_rows(const uint32_t *token, RowRange range, uint32_t step_words, uint32_t slots, uint32_t row_bytes, uint32_t *offsets,
+                       uint32_t *count) {
+  Mask mask;
+  if (!read_mask(token, range, step_words, slots, &mask)) return 0;
+  uint32_t pos = token[TOKEN_POS], window = token[TOKEN_WINDOW], sinks = token[TOKEN_SINKS], n = 0;
+  uint32_t from = window && pos >= window ? pos - window + 1 : 0;
+  const uint32_t *pages = range.step + token[TOKEN_PAGES];
+  // Keys first, slots after: row offsets replace them in place.
+  for (uint32_t p = 0; p < mask.first; p++) {
+    if (p < sinks || p >= from) offsets[n++] = p;
+  }
+  for (uint32_t p = mask.first; p < mask.count; p += 32) {
+    uint32_t left = mask.count - p, bits = mask.bits[(p - mask.first) / 32];
+    if (left < 32) bits &= (1u << left) - 1;
+    for (; bits; bits &= bits - 1) offsets[n++] = p + (uint32_t)__builtin_ctz(bits);
+  }
+  for (uint32_t i = 0; i < n; i++) {
+    uint64_t slot = (uint64_t)pages[offsets[i] / PAGE_TOKENS] * PAGE_TOKENS + offsets[i] % PAGE_TOKENS;
+    if (slot >= slots) return 0;
+    offsets[i] = (uint32_t)slot * row_bytes;
+  }
+  *count = n;
+  return n > 0;
+}
+
+// Byte offset of the K (and V) row of every visible key, ascending. False when a page, slot, position or mask is out of range:
+// the row is a fault of the caller and becomes NaN.
 static int visible_rows(const uint32_t *token, RowRange range, uint32_t step_words, uint32_t slots, uint32_t row_bytes, uint32_t *offsets,
                         uint32_t *count) {
+  if (token[TOKEN_MASK]) return masked_rows(token, range, step_words, slots, row_bytes, offsets, count);
   uint32_t pos = token[TOKEN_POS], window = token[TOKEN_WINDOW], sinks = token[TOKEN_SINKS], n = 0;
   uint64_t pages = token[TOKEN_PAGES];
   uint32_t from = window && pos >= window ? pos - window + 1 : 0;

@@ -17,7 +17,8 @@ enum Opcode { OP_EMBED = 1, OP_RMS_NORM, OP_LINEAR, OP_ROPE_APPEND, OP_ATTENTION
 
 // The step buffer (docs/architecture.md, section 4).
 enum { STEP_TOKENS = 0, STEP_READS, STEP_SEQS, STEP_TOKEN_OFF, STEP_READ_OFF, STEP_PAGE_OFF, STEP_HEADER_WORDS = 16 };
-enum { TOKEN_ID = 0, TOKEN_SRC, TOKEN_POS, TOKEN_SLOT, TOKEN_PAGES, TOKEN_WINDOW, TOKEN_SINKS, TOKEN_WORDS = 8 };
+enum { TOKEN_ID = 0, TOKEN_SRC, TOKEN_POS, TOKEN_SLOT, TOKEN_PAGES, TOKEN_WINDOW, TOKEN_SINKS, TOKEN_MASK, TOKEN_WORDS = 8 };
+enum { MASK_FIRST = 0, MASK_COUNT, MASK_BITS };
 
 // A plan record is 16 words: these five, then up to eleven arguments (pointers are byte addresses, floats their bits).
 enum { REC_OP = 0, REC_STEP, REC_STEP_WORDS, REC_ROWS, REC_BUCKET, REC_ARGS, REC_WORDS = 16 };

@@ -170,6 +170,7 @@ def _attention(p: Params, adapter: AdapterClass) -> Rule:
         "positions": shape.positions,
         "heads_together": shape.heads_together,
         "slices": shape.slices,
+        "ahead": shape.ahead,
     }
     grid = (heads // shape.heads_together, p.size("bucket"), 1)
     return Rule(f"attention_{shape.style}.wgsl", bindings, shape.lanes, grid, shape.iterations(head_dim // 4), values)

@@ -53,21 +53,25 @@ def linear(adapter: str, fmt: str, m: int, bucket: int) -> LinearShape:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """`lanes`: each of `lanes` invocations takes every `lanes`-th position for `heads_together` heads that share K and V.
-    `flash`: 64 invocations score one position each, then sum `slices` interleaved lists. `positions`: the most one token may see."""
+    """`lanes`: each of `lanes` invocations takes every `lanes`-th position for `heads_together` heads that share K and V, and looks up
+    `ahead` masked keys at a time. `flash`: 64 invocations score one position each, then sum `slices` interleaved lists.
+    `positions`: the most that one token may see and that its mask may cover, a multiple of 32."""
 
     style: str
     lanes: int
     positions: int
     heads_together: int = 1
     slices: int = 1
+    ahead: int = 32
 
     def iterations(self, vecs: int) -> int:
         """Loop iterations of one invocation when `positions` are visible."""
         rounds = -(-self.positions // self.lanes)
+        masked = rounds + 2 * (self.positions // 32)  # its words are counted, then walked: one look a round, one step a word
         if self.style == "lanes":
-            return rounds + self.heads_together * (2 * self.lanes + -(-vecs // self.lanes) * (1 + self.lanes))
-        return rounds * (1 + self.lanes // 8 + -(-self.lanes // self.slices)) + self.slices
+            masked += rounds + rounds // self.ahead + 2
+            return masked + rounds + self.heads_together * (2 * self.lanes + -(-vecs // self.lanes) * (1 + self.lanes))
+        return masked + rounds * (1 + self.lanes // 8 + -(-self.lanes // self.slices)) + self.slices
 
 
 def attention(adapter: str, heads: int, kv_heads: int, head_dim: int) -> AttentionShape:
@@ -77,5 +81,5 @@ def attention(adapter: str, heads: int, kv_heads: int, head_dim: int) -> Attenti
         group = heads // kv_heads
         # Sharing loads of K and V pays as long as the accumulators stay few; the sums fit 16 KiB of workgroup memory.
         together = next(h for h in (4, 3, 2, 1) if group % h == 0 and (h * vecs <= 64 or h == 1))
-        return AttentionShape("lanes", 8, 262_144, heads_together=together)
+        return AttentionShape("lanes", 8, 131_072, heads_together=together)
     return AttentionShape("flash", 64, 49_152, slices=max(1, 64 // vecs))

@@ -1,4 +1,4 @@
-{# Attention on a GPU: 64 positions a round, a lane scores one; then {{ slices }} interleaved lists of positions are summed, lane
+{# Attention on a GPU: 64 visible keys a round, a lane scores one; then {{ slices }} interleaved lists of them are summed, lane
    (slice, v) owning vec4 v of the output. Online softmax across rounds. One workgroup a (token, head). #}
 {% include "step.wgsl" %}
 {% include "visible.wgsl" %}
@@ -19,13 +19,16 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) la
   var acc = vec4f(0.0);
   var top = -3.0e38;
   var total = 0.0;
-  let count = min(seen.count, {{ positions }}u);
+  let count = seen.count;
+  let slots = cache_slots();
+  var cursor = cursor_at_start(seen);
   for (var n = 0u; n < count; n += 64u) {
     var s = -3.0e38;
     var at = 0u;
     if (n + lane < count) {
-      at = (slot_of(pages, visible_at(seen, n + lane)) * {{ kv_heads }}u + kv) * {{ vecs }}u;
-      s = 0.0;
+      let slot = slot_of(pages, visible_at(seen, n + lane, &cursor));
+      at = (slot * {{ kv_heads }}u + kv) * {{ vecs }}u;
+      s = select(0.0, nan(t), slot >= slots);
 {% for i in range(vecs) %}
       s += dot(q[qbase + {{ i }}u], k_cache[at + {{ i }}u]);
 {% endfor %}
@@ -65,8 +68,7 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) la
       value += sums[i * {{ vecs }}u + lane];
       weight += score[i * {{ vecs }}u + lane];
     }
-    // More positions than this kernel may loop over: a NaN row, which the epilogue's status reports.
-    if (seen.count > {{ positions }}u) { weight = bitcast<f32>(0x7FC00000u | (t & 0u)); }
+    if (count == 0u) { weight = nan(t); } // a NaN row, which the epilogue's status reports
     out[qbase + lane] = value / weight;
   }
 }

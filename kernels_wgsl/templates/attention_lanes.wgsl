@@ -1,4 +1,4 @@
-{# Attention on a software adapter: each of {{ lanes }} lanes takes every {{ lanes }}-th visible position with an online softmax of its
+{# Attention on a software adapter: each of {{ lanes }} lanes takes every {{ lanes }}-th visible key with an online softmax of its
    own, for {{ heads_together }} heads that share K and V; one barrier, then the lanes' sums are joined in lane order.
    One workgroup a (group of heads, token). #}
 {% include "step.wgsl" %}
@@ -23,11 +23,26 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) la
   var top{{ h }} = -3.0e38;
   var total{{ h }} = 0.0;
 {% endfor %}
-  let count = min(seen.count, {{ positions }}u);
-  for (var n = lane; n < count; n += {{ lanes }}u) {
-    let base = (slot_of(pages, visible_at(seen, n)) * {{ kv_heads }}u + kv) * {{ vecs }}u;
+  let slots = cache_slots();
+  var cursor = cursor_at_start(seen);
+  // Masked keys are looked up ahead of the loop that uses them, {{ ahead }} a lane: in its body they would slow down every token.
+  var keys: array<u32, {{ ahead }}>;
+  for (var from_rank = 0u; from_rank < seen.count;) {
+  var end_rank = seen.count;
+  if (seen.end != seen.first) {
+    end_rank = seen.plain / {{ lanes }}u * {{ lanes }}u;
+    if (from_rank >= end_rank) {
+      end_rank = min(from_rank + {{ lanes * ahead }}u, seen.count);
+      for (var n = from_rank + lane; n < end_rank; n += {{ lanes }}u) { keys[(n - from_rank) / {{ lanes }}u] = visible_at(seen, n, &cursor); }
+    }
+  }
+  for (var n = from_rank + lane; n < end_rank; n += {{ lanes }}u) {
+    let masked = keys[(n - from_rank) / {{ lanes }}u % {{ ahead }}u];
+    let slot = slot_of(pages, select(plain_at(seen, n), masked, n >= seen.plain));
+    let base = (slot * {{ kv_heads }}u + kv) * {{ vecs }}u;
+    let none = select(0.0, nan(t), slot >= slots);
 {% for h in range(heads_together) %}
-    var s{{ h }} = 0.0;
+    var s{{ h }} = none;
 {% endfor %}
 {% for i in range(vecs) %}
     let k{{ i }} = k_cache[base + {{ i }}u];
@@ -49,6 +64,8 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) la
 {% endfor %}
 {% endfor %}
   }
+  from_rank = end_rank;
+  }
 {% for h in range(heads_together) %}
   tops[{{ h * lanes }}u + lane] = top{{ h }};
   totals[{{ h * lanes }}u + lane] = total{{ h }};
@@ -62,8 +79,7 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) la
     for (var i = 0u; i < {{ lanes }}u; i++) { best = max(best, tops[h * {{ lanes }}u + i]); }
     var weight = 0.0;
     for (var i = 0u; i < {{ lanes }}u; i++) { weight += totals[h * {{ lanes }}u + i] * exp(tops[h * {{ lanes }}u + i] - best); }
-    // More positions than this kernel may loop over: a NaN row, which the epilogue's status reports.
-    if (seen.count > {{ positions }}u) { weight = bitcast<f32>(0x7FC00000u | (t & 0u)); }
+    if (seen.count == 0u) { weight = nan(t); } // a NaN row, which the epilogue's status reports
     for (var v = lane; v < {{ vecs }}u; v += {{ lanes }}u) {
       var value = vec4f(0.0);
       for (var i = 0u; i < {{ lanes }}u; i++) {
