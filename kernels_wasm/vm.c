@@ -1,26 +1,17 @@
 // The virtual machine for tensor programs: walks the word list of pie_core/codegen/cpu.py over chunks of 1,024 elements.
 //
 // One function an op, over four lanes at a time; vm_ops.h (generated from the op table) holds all that are a single expression.
-// Operands are (address, stride): stride 0 repeats a scalar slot, stride 16 walks a vector. Sums run in a fixed order, so a row alone
-// and the same row in a batch have the same bits.
-#include <stddef.h>
-#include <stdint.h>
-#include <wasm_simd128.h>
-
+// What reads other elements, or works from memory to memory, lies in vm_lookup.c, vm_select.c, vm_sort.c and vm_linear.c. Sums run in a
+// fixed order, so a row alone and the same row in a batch have the same bits.
 #include "simd_math.h"
+#include "vm.h"
 
 enum { VM_CHUNK = 1024, VM_HEADER = 8, VM_BLOCK = 3, VM_INSTRUCTION = 6 };
-enum { BLOCK_ONCE, BLOCK_LOOP, BLOCK_END };
-enum { AT_SCALAR, AT_TEMP, AT_LOGITS, AT_HIDDEN, AT_ARENA, AT_INPUT, AT_RESULTS, AT_OUT, AT_LANES };
+enum { BLOCK_ONCE, BLOCK_LOOP, BLOCK_END, BLOCK_ROWS };
+enum { AT_SCALAR, AT_TEMP, AT_LOGITS, AT_HIDDEN, AT_ARENA, AT_INPUT, AT_RESULTS, AT_OUT, AT_LANES, AT_SCRATCH, AT_TABLE };
 #define VM_NONE 0xffffffffu
+#define VM_WHOLE 0x8000000u  // the operand's first element, wherever the chunk is
 
-typedef struct {
-  const uint8_t *a, *b, *c;
-  uint32_t sa, sb, sc;
-  uint8_t *d;
-  uint32_t nv, n;   // vectors and elements of this chunk
-  uint32_t i, imm;  // index of the chunk's first element; the instruction's immediate
-} VmArgs;
 typedef void (*VmFunction)(const VmArgs *);
 
 // Ops of the table -----------------------------------------------------------------------------------------------------------
@@ -84,7 +75,6 @@ typedef void (*VmFunction)(const VmArgs *);
     wasm_v128_store(x->d, FINAL);                                                                           \
   }
 
-static inline v128_t first_lanes(uint32_t n) { return wasm_u32x4_lt(wasm_i32x4_make(0, 1, 2, 3), wasm_i32x4_splat((int32_t)n)); }
 static inline v128_t v_iota(uint32_t i) { return wasm_i32x4_add(wasm_i32x4_splat((int32_t)i), wasm_i32x4_make(0, 1, 2, 3)); }
 
 static inline v128_t v_sign_f32(v128_t a) {
@@ -162,7 +152,6 @@ VM_LANES(v_rem_f32, float, rem_f32)
 VM_MAP1(copy, a)
 VM_MAP1(mask, wasm_i32x4_ne(a, wasm_i32x4_splat(0)))
 
-static uint32_t word_at(const uint8_t *p, uint32_t index) { return ((const uint32_t *)(const void *)p)[index]; }
 static void vm_const(const VmArgs *x) { wasm_v128_store(x->d, wasm_i32x4_splat((int32_t)x->imm)); }
 static void vm_load(const VmArgs *x) { wasm_v128_store(x->d, wasm_i32x4_splat((int32_t)word_at(x->a, x->imm))); }
 static void vm_load_bool(const VmArgs *x) { wasm_v128_store(x->d, wasm_i32x4_splat(word_at(x->a, x->imm) ? -1 : 0)); }
@@ -214,7 +203,7 @@ static void vm_argmax_final(const VmArgs *x) { wasm_v128_store(x->d, wasm_i32x4_
     }                                                                                                           \
     while (k < x->n && v[k] != most) k++;                                                                       \
     if (k == x->n) return; /* only NaN so far */                                                                \
-    *best = most, state[1] = x->i + k, state[2] = 1;                                                            \
+    *best = most, state[1] = x->i - x->start + k, state[2] = 1;                                                          \
   }
 VM_ARGMAX(float, f32, wasm_f32x4_splat(-__builtin_inff()), wasm_f32x4_pmax, wasm_f32x4_eq, wasm_f32x4_extract_lane)
 VM_ARGMAX(int32_t, i32, wasm_i32x4_splat((int32_t)0x80000000), wasm_i32x4_max, wasm_i32x4_eq, wasm_i32x4_extract_lane)
@@ -226,6 +215,8 @@ VM_ARGMAX(uint32_t, u32, wasm_i32x4_splat(0), wasm_u32x4_max, wasm_i32x4_eq, was
 
 typedef struct {
   uint8_t *scratch, *temps;
+  uint32_t *memory;                // scratch words of the schedule
+  const uint32_t *tables;          // constants of instructions, in the program
   const float *logits, *hidden;    // first row of this lane
   uint32_t logits_width, hidden_width;
   uint32_t *arena, *results;
@@ -236,7 +227,8 @@ typedef struct {
 
 // Address of an operand; `base` is the first element of the chunk.
 static inline uint8_t *address(const Vm *vm, uint32_t operand, uint32_t base, uint32_t *stride) {
-  uint32_t index = operand & 0xfffffffu;
+  uint32_t index = operand & (VM_WHOLE - 1);
+  if (operand & VM_WHOLE) base = 0;
   *stride = 16;
   switch (operand >> 28) {
     case AT_SCALAR: *stride = 0; return vm->scratch + 16 * index;
@@ -247,14 +239,16 @@ static inline uint8_t *address(const Vm *vm, uint32_t operand, uint32_t base, ui
     case AT_RESULTS: return vm->lane[index] == VM_NONE ? 0 : (uint8_t *)(vm->results + vm->lane[index] + base);
     case AT_INPUT: return (uint8_t *)(uintptr_t)(vm->inputs[index] + base);
     case AT_OUT: return (uint8_t *)(vm->out + base);
+    case AT_SCRATCH: return (uint8_t *)(vm->memory + index + base);
+    case AT_TABLE: *stride = 0; return (uint8_t *)(uintptr_t)(vm->tables + index);
     default: *stride = 0; return (uint8_t *)(uintptr_t)(vm->lane + index);
   }
 }
 
-static void run_code(const Vm *vm, const uint32_t *code, uint32_t words, uint32_t base, uint32_t n) {
+static void run_code(const Vm *vm, const uint32_t *code, uint32_t count, uint32_t base, uint32_t n, uint32_t start) {
   uint32_t ignored;
-  for (const uint32_t *end = code + words; code < end; code += VM_INSTRUCTION) {
-    VmArgs x = {.n = n, .nv = (n + 3) / 4, .i = base, .imm = code[1]};
+  for (const uint32_t *end = code + count; code < end; code += VM_INSTRUCTION) {
+    VmArgs x = {.n = n, .nv = (n + 3) / 4, .i = base, .imm = code[1], .start = start};
     x.d = address(vm, code[2], base, &ignored);
     x.a = address(vm, code[3], base, &x.sa);
     x.b = address(vm, code[4], base, &x.sb);
@@ -263,17 +257,32 @@ static void run_code(const Vm *vm, const uint32_t *code, uint32_t words, uint32_
   }
 }
 
+// One walk over n elements from `start`.
+static void run_chunks(const Vm *vm, const uint32_t *code, uint32_t count, uint32_t start, uint32_t n) {
+  for (uint32_t at = 0; at < n; at += VM_CHUNK)
+    run_code(vm, code, count, start + at, n - at < VM_CHUNK ? n - at : VM_CHUNK, start);
+}
+
+// A block of row loops: behind its three words stand rows and the words of its three parts, then the parts: before each row, over its
+// chunks, after it (with the row's number as the index).
+static void run_rows(const Vm *vm, const uint32_t *block) {
+  const uint32_t n = block[2], rows = block[3], *first = block + 7, *body = first + block[4], *last = body + block[5];
+  for (uint32_t r = 0; r < rows; r++) {
+    run_code(vm, first, block[4], 0, 1, 0);
+    run_chunks(vm, body, block[5], r * n, n);
+    run_code(vm, last, block[6], r, 1, 0);
+  }
+}
+
 // Runs the blocks of the kinds in `which`: a map runs its ONCE blocks once and its loops for each row.
 enum { RUN_ONCE = 1, RUN_LOOPS = 2 };
 static void run_blocks(const Vm *vm, const uint32_t *block, int which) {
   for (; block[0] != BLOCK_END; block += VM_BLOCK + block[1]) {
     if (block[0] == BLOCK_ONCE) {
-      if (which & RUN_ONCE) run_code(vm, block + VM_BLOCK, block[1], 0, 1);
+      if (which & RUN_ONCE) run_code(vm, block + VM_BLOCK, block[1], 0, 1, 0);
     } else if (which & RUN_LOOPS) {
-      for (uint32_t base = 0; base < block[2]; base += VM_CHUNK) {
-        uint32_t rest = block[2] - base;
-        run_code(vm, block + VM_BLOCK, block[1], base, rest < VM_CHUNK ? rest : VM_CHUNK);
-      }
+      if (block[0] == BLOCK_ROWS) run_rows(vm, block);
+      else run_chunks(vm, block + VM_BLOCK, block[1], 0, block[2]);
     }
   }
 }
@@ -283,6 +292,8 @@ void vm_epilogue(const uint32_t *prog, const float *logits, const float *hidden,
                  uint32_t *results, uint32_t *scratch) {
   Vm vm = {.scratch = (uint8_t *)scratch, .arena = arena, .results = results, .logits_width = prog[3], .hidden_width = prog[4]};
   vm.temps = vm.scratch + 16 * prog[5];
+  vm.memory = (uint32_t *)(void *)(vm.temps + 4 * VM_CHUNK * prog[6]);
+  vm.tables = prog + prog[7];
   for (uint32_t l = 0; l < n_lanes; l++) {
     vm.lane = lanes + (size_t)l * prog[2];
     vm.logits = logits + (size_t)vm.lane[0] * vm.logits_width;

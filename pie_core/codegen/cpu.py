@@ -1,101 +1,60 @@
-"""Programs as word lists for the virtual machine of the cpu device (kernels_wasm/vm.c).
-
-Words: header [magic, words in all, lane words, logits width, hidden width, scalar slots, temps, 0], then blocks [kind, words of code, n]
-followed by instructions of six words [opcode, imm, d, a, b, c]. A block of kind ONCE runs once, LOOP runs over n elements in chunks of
-1,024, END ends the program. An operand word is kind << 28 | index. A map program's header has [magic, words, rows, inputs, n, scalar slots,
-temps, 0] and then stride and offset of each input; its LOOP blocks run once a row.
-
-A scalar is a slot of 16 bytes that holds its word four times; a temp is one chunk of a vector. Bools are masks of ones.
-"""
+"""Epilogue programs as word lists for the virtual machine of the cpu device (kernels_wasm/vm.c); the words are in cpu_code.py."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-from pie_core.codegen.cpu_source import opcodes
+from pie_core.codegen.access import access
+from pie_core.codegen.cpu_code import (
+    ARENA,
+    HIDDEN,
+    INPUT,
+    LANES,
+    LOGITS,
+    LOOP,
+    ONCE,
+    OUT,
+    RESULTS,
+    SCRATCH,
+    WHOLE,
+    Code,
+    CpuProgram,
+    operand_word,
+)
+from pie_core.codegen.cpu_memory_ops import emit_lookup, emit_skeleton, emit_view, skeleton_steps
 from pie_core.codegen.layout import ROW, STATUS
-from pie_core.codegen.schedule import Loop, Schedule, Sink, loop_values, scalar_key, scalar_order, schedule
+from pie_core.codegen.schedule import (
+    Loop,
+    Place,
+    Schedule,
+    Sink,
+    Skeleton,
+    Target,
+    local_args,
+    loop_values,
+    scalar_args,
+    scalar_key,
+    scalar_order,
+    schedule,
+)
 from pie_core.eta.errors import ProgramError
 from pie_core.eta.ops import OPS, variant
 from pie_core.eta.program import Node, Program
 
-MAGIC = 0x31454950
-CHUNK = 1024  # elements
-ONCE, LOOP, END = 0, 1, 2
-SCALAR, TEMP, LOGITS, HIDDEN, ARENA, INPUT, RESULTS, OUT, LANES = range(9)
-REGIONS = {"arena": ARENA, "results": RESULTS, "logits": LOGITS, "hidden": HIDDEN}
-MAX_SCRATCH = 1 << 20  # bytes
+__all__ = ["INPUT", "LOOP", "MAX_STEPS", "ONCE", "OUT", "Code", "CpuProgram", "apply", "emit_epilogue_cpu", "operand_word"]
 
-Instruction = tuple[int, int, int, int, int, int]
-
-
-@dataclass(frozen=True)
-class CpuProgram:
-    """`words`: the program, u32. `scratch_bytes`: what `vm_epilogue` or `vm_map` needs at `scratch`, 16-byte aligned.
-    Row widths need no padding, but a vector load may touch up to 12 bytes behind the last row: allocate in multiples of 16 bytes."""
-
-    words: tuple[int, ...]
-    scratch_bytes: int
-
-
-def operand_word(kind: int, index: int) -> int:
-    """An operand: SCALAR slot, TEMP, row of LOGITS or HIDDEN, INPUT, or the lane word of an ARENA, RESULTS or LANES place."""
-    return kind << 28 | index
-
-
-class Code:
-    """Instructions of the block being written, scalar slots, and temps with reuse."""
-
-    def __init__(self) -> None:
-        self.blocks: list[int] = []
-        self.block: list[Instruction] = []
-        self.scalars = 0
-        self.temps = 0
-        self.free: list[int] = []
-
-    def emit(self, name: str, d: int, a: int = 0, b: int = 0, *, c: int = 0, key: str = "", imm: int = 0) -> None:
-        """Append an instruction to the block."""
-        self.block.append((opcodes()[name, key], imm, d, a, b, c))
-
-    def slot(self) -> int:
-        """A new scalar slot, as an operand."""
-        self.scalars += 1
-        return operand_word(SCALAR, self.scalars - 1)
-
-    def temp(self) -> int:
-        """A temp, as an operand; an unused one if there is any."""
-        if self.free:
-            return operand_word(TEMP, self.free.pop())
-        self.temps += 1
-        return operand_word(TEMP, self.temps - 1)
-
-    def release(self, operand: int) -> None:
-        """Give a temp back; other operands are left alone."""
-        if operand >> 28 == TEMP:
-            self.free.append(operand & 0xFFFFFFF)
-
-    def close(self, kind: int, n: int = 1) -> None:
-        """End the block as `kind` over n elements; an empty one is dropped."""
-        if self.block or kind == END:
-            self.blocks += [kind, 6 * len(self.block), n]
-            for instruction in self.block:
-                self.blocks += instruction
-            self.block = []
-
-    def program(self, header: Sequence[int], extra: Sequence[int] = ()) -> CpuProgram:
-        """The whole program behind a header; `extra` words stand between header and blocks. Raises ProgramError over the scratch cap."""
-        self.close(END)
-        scratch = 16 * self.scalars + 4 * CHUNK * self.temps
-        if scratch > MAX_SCRATCH:
-            raise ProgramError(f"the program needs {scratch} bytes of scratch on the cpu device, the cap is {MAX_SCRATCH}")
-        body = [*extra, *self.blocks]
-        return CpuProgram((MAGIC, 8 + len(body), *header, self.scalars, self.temps, 0, *body), scratch)
+REGIONS = {"arena": ARENA, "results": RESULTS, "logits": LOGITS, "hidden": HIDDEN, "scratch": SCRATCH}
+# Bound of a lane's work in steps of four elements (or one visit of a skeleton): a few tenths of a second, during which the device's thread,
+# and in the page the engine's worker, does nothing else.
+MAX_STEPS = 1 << 27
 
 
 def apply(code: Code, program: Program, node: Node, d: int, operands: Sequence[int], *, element: int = 0) -> None:
-    """Append one elementwise op or generator; `element` is the index a scalar generator starts at."""
+    """Append one elementwise op, generator or repeated scalar; `element` is the index a scalar generator starts at."""
     row = OPS[node.name]
+    if row.kind == "view":
+        code.emit("copy", d, operands[0])
+        return
     if "" in row.c:
         key = ""
     else:
@@ -111,85 +70,144 @@ class _Epilogue:
         self.code = Code()
         self.number = 0  # of the phase
         self.known: dict[tuple[int, int], int] = {}  # (value, element) -> scalar slot
+        self.pivots = {s.id: s.result[0] for phase in plan.phases for s in phase.skeletons}
+        self.steps = 0
 
-    def source(self, node: Node) -> int | None:
-        """Operand of a vector that lies in memory."""
-        if node.name == "output":
-            return operand_word(REGIONS[str(node.attrs["name"])], int(node.attrs["index"]))
-        if "chan" in node.attrs:
-            return operand_word(ARENA, self.plan.layout.take(int(node.attrs["chan"])))
-        return None
+    # Operands -----------------------------------------------------------------------------------------------------------------
+
+    def source(self, value: int) -> int | None:
+        """Operand of a resolved value that lies in memory now."""
+        place = self.plan.loads(value, self.number)
+        return None if place is None else _operand(place)
+
+    def whole(self, value: int) -> int:
+        """Operand of all of a value in memory."""
+        place = self.plan.loads(self.plan.resolve(value), self.number)
+        assert place is not None, f"value {value} is not in memory in phase {self.number}"
+        return _operand(place) | WHOLE
 
     def scalar(self, value: int, element: int = 0) -> int:
         """Slot of one element of a value, computed in the current ONCE block."""
         key = scalar_key(self.plan, value, element)
-        for step in scalar_order(self.plan, *key, self.known, self.number):
-            self.known[step] = self.compute(*step)
+        if key not in self.known:
+            for step in scalar_order(self.plan, *key, self.known, self.number):
+                self.known[step] = self.compute(*step)
         return self.known[key]
 
     def compute(self, value: int, element: int) -> int:
+        """A new slot with one element of a value whose operands are known."""
         node, code = self.plan.node(value), self.code
         d = code.slot()
-        load = "load_bool" if node.dtype == "bool" else "load"
-        source = self.source(node)
+        source = self.source(value)
         if source is not None:
-            code.emit(load, d, source, imm=element)
+            code.emit("load_bool" if node.dtype == "bool" else "load", d, source, imm=element)
         elif node.name == "param":
+            load = "load_bool" if node.dtype == "bool" else "load"
             code.emit(load, d, operand_word(LANES, self.plan.layout.param(int(node.attrs["slot"]))))
         elif node.name == "const":
             bits = int(node.attrs["bits"])
             code.emit("const", d, imm=0xFFFFFFFF if node.dtype == "bool" and bits else bits)
-        elif OPS[node.name].kind == "generator":
-            seeds = [self.scalar(node.args[0], 0), self.scalar(node.args[0], 1)] if node.args else []
-            apply(code, self.plan.program, node, d, seeds, element=element)
-            code.emit("splat", d, d)
         else:
-            apply(code, self.plan.program, node, d, [self.scalar(a, element) for a in node.args])
+            self.make(value, d, lambda a: self.scalar(a, element), element)
+            if OPS[node.name].kind not in ("elementwise", "put"):
+                code.emit("splat", d, d)  # only the first element is the one wanted
         return d
 
-    def prepare(self, values: Sequence[int], loop: Loop) -> None:
-        """Scalars that a loop reads."""
-        for value in values:
-            node = self.plan.node(value)
-            if node.name.startswith("rng_"):
-                self.scalar(node.args[0], 0)
-                self.scalar(node.args[0], 1)
-            elif OPS[node.name].kind == "elementwise":
-                for arg in node.args:
-                    if not self.plan.node(self.plan.resolve(arg)).shape:
-                        self.scalar(arg)
-        for sink in loop.sinks:
-            value = self.operand_of(sink)
-            if not self.plan.node(value).shape:
-                self.scalar(value)
+    def make(self, value: int, d: int, same: Callable[[int], int], element: int = 0) -> None:
+        """Append what computes a value from its operands; `same` gives operands that are read at the same element."""
+        plan, code = self.plan, self.code
+        node, program = plan.node(value), plan.program
+        kind = OPS[node.name].kind
+        if kind == "generator":
+            seeds = [self.scalar(node.args[0], 0), self.scalar(node.args[0], 1)] if node.args else []
+            apply(code, program, node, d, seeds, element=element)
+            return
+        operands = []
+        for position, arg in enumerate(node.args):
+            how = access(program, value, position)
+            operands.append(self.whole(arg) if how == "memory" else self.scalar(arg) if how == "scalar" else same(arg))
+        if kind == "view" and access(program, value, 0) == "memory":
+            emit_view(code, node, program.ops[node.args[0]].shape, d=d, a=operands[0], element=element)
+        elif kind in ("lookup", "pivot"):
+            pivot = operand_word(SCRATCH, self.pivots[value]) | WHOLE if kind == "pivot" else 0
+            emit_lookup(code, program, node, d=d, operands=operands, pivot=pivot, element=element)
+        else:
+            apply(code, program, node, d, operands, element=element)
 
-    def operand_of(self, sink: Sink) -> int:
-        """Resolved value that a sink consumes."""
-        return self.plan.resolve(self.plan.node(sink.id).args[0] if sink.kind == "reduce" else sink.id)
+    # Phases -------------------------------------------------------------------------------------------------------------------
 
-    def phase(self, loops: Sequence[Loop]) -> list[int]:
+    def phase(self, loops: Sequence[Loop], skeletons: Sequence[Skeleton]) -> list[int]:
         """One phase; returns the slots of its NaN flags."""
-        code, accumulators = self.code, {}
+        code = self.code
         values = [loop_values(self.plan, loop) for loop in loops]
+        accumulators: dict[Sink, int] = {}
         for loop, inside in zip(loops, values, strict=True):
-            self.prepare(inside, loop)
+            for value in inside:
+                for key in scalar_args(self.plan, value, self.number):
+                    self.scalar(*key)
             for sink in loop.sinks:
                 if sink.kind != "store":
                     accumulators[sink] = code.slot()
-                    self.fold(sink, "init", accumulators[sink])
+                    if not sink.targets:
+                        self.fold(sink, "init", accumulators[sink])
         code.close(ONCE)
+        flags: list[int] = []
         for loop, inside in zip(loops, values, strict=True):
-            self.loop(loop, inside, accumulators)
-            code.close(LOOP, loop.n)
-        flags = []
-        for sink, slot in accumulators.items():
-            d = code.slot()
-            self.fold(sink, "final", d, slot)
-            if sink.kind == "nan":
-                flags.append(d)
+            by_row = [s for s in loop.sinks if s.kind == "reduce" and s.targets]
+            if by_row:
+                self.rows(loop, inside, by_row, accumulators)
             else:
-                self.known[sink.id, 0] = d
+                self.loop(loop, inside, accumulators)
+                self.count(loop)
+                code.close(LOOP, loop.n)
+        for sink, slot in accumulators.items():
+            if not sink.targets:
+                d = code.slot()
+                self.fold(sink, "final", d, slot)
+                if sink.kind == "nan":
+                    flags.append(d)
+                else:
+                    self.known[sink.id, 0] = d
+        for skeleton in skeletons:
+            self.skeleton(skeleton)
         return flags
+
+    def rows(self, loop: Loop, values: Sequence[int], sinks: Sequence[Sink], accumulators: dict[Sink, int]) -> None:
+        """A ROWS block: reductions of the rows of matrices, one word a row to scratch."""
+        code = self.code
+        for sink in sinks:
+            self.fold(sink, "init", accumulators[sink])
+        first = code.cut()
+        self.loop(loop, values, accumulators)
+        self.count(loop)
+        body = code.cut()
+        for sink in sinks:
+            d = code.slot()
+            self.fold(sink, "final", d, accumulators[sink])
+            for target in sink.targets:
+                code.emit("store", _operand(target), d)
+        code.close_rows(loop.n, loop.rows, [first, body, code.cut()])
+
+    def skeleton(self, skeleton: Skeleton) -> None:
+        """One instruction from memory to memory."""
+        plan = self.plan
+        node = plan.node(skeleton.id)
+        operands = [self.scalar(arg) if place is None else _operand(place) for arg, place in zip(node.args, skeleton.operands, strict=True)]
+        emit_skeleton(self.code, plan.program, skeleton, operands)
+        self.spend(skeleton_steps(plan.program, node))
+
+    def count(self, loop: Loop) -> None:
+        """Account for the block being written as the body of a loop."""
+        self.spend(len(self.code.block) * loop.rows * -(-loop.n // 4))
+
+    def spend(self, steps: int) -> None:
+        """Raise ProgramError when the program's work passes the bound."""
+        self.steps += steps
+        if self.steps > MAX_STEPS:
+            raise ProgramError(
+                f"the program would take {self.steps} steps or more a lane on the cpu device, the bound is {MAX_STEPS}: "
+                "use fewer ops over large tensors, or smaller ones"
+            )
 
     def fold(self, sink: Sink, part: str, d: int, a: int = 0) -> None:
         """init, step or final of a reduction or NaN check."""
@@ -204,63 +222,64 @@ class _Epilogue:
         else:
             self.code.emit(f"{node.name}.{part}", d, a, key=dtype)
 
+    # Loops --------------------------------------------------------------------------------------------------------------------
+
     def loop(self, loop: Loop, values: Sequence[int], accumulators: dict[Sink, int]) -> None:
+        """The instructions of one chunk."""
         code, plan = self.code, self.plan
         local: dict[int, int] = {}
         sinks: dict[int, list[Sink]] = {}
         for sink in loop.sinks:
-            sinks.setdefault(self.operand_of(sink), []).append(sink)
+            operand = plan.resolve(plan.node(sink.id).args[0] if sink.kind == "reduce" else sink.id)
+            sinks.setdefault(operand, []).append(sink)
         last: dict[int, int] = {}
+        strided = set(sinks)  # read by more than elementwise ops, which alone can repeat a scalar
+        for value in values:
+            for arg in local_args(plan, value, self.number):
+                last[arg] = value
+                if OPS[plan.node(value).name].kind != "elementwise":
+                    strided.add(arg)
+
+        def same(arg: int) -> int:
+            arg = plan.resolve(arg)
+            return local[arg] if plan.node(arg).shape else self.scalar(arg)
+
         for value in values:
             node = plan.node(value)
-            if OPS[node.name].kind == "elementwise":
-                last.update({plan.resolve(a): value for a in node.args})
-        for value in [v for v in sinks if not plan.node(v).shape]:  # a scalar stored over a vector
-            temp = code.temp()
-            code.emit("copy", temp, self.scalar(value))
-            self.consume(sinks[value], temp, accumulators)
-            code.release(temp)
-        for value in values:
-            node = plan.node(value)
-            source = self.source(node)
+            source = self.source(value)
             if source is not None and node.dtype != "bool":
                 local[value] = source
             elif source is not None:
                 local[value] = code.temp()
                 code.emit("mask", local[value], source)
-            elif OPS[node.name].kind == "generator":
-                local[value] = code.temp()
-                seeds = [self.scalar(node.args[0], 0), self.scalar(node.args[0], 1)] if node.args else []
-                apply(code, plan.program, node, local[value], seeds)
+            elif value not in strided and OPS[node.name].kind == "view" and access(plan.program, value, 0) == "scalar":
+                local[value] = self.scalar(node.args[0])
             else:
-                args = [plan.resolve(a) for a in node.args]
-                operands = [local[a] if plan.node(a).shape else self.scalar(a) for a in args]
-                for a in set(args):
-                    if last.get(a) == value and a in local:
-                        code.release(local[a])  # an op may write over an operand that ends here
+                for arg in set(local_args(plan, value, self.number)):
+                    if last[arg] == value and arg in local:
+                        code.release(local[arg])  # an op may write over an operand that ends here
                 local[value] = code.temp()
-                apply(code, plan.program, node, local[value], operands)
-            self.consume(sinks.get(value, ()), local[value], accumulators)
+                self.make(value, local[value], same)
+            for sink in sinks.get(value, ()):
+                if sink.kind == "store":
+                    self.store(sink, local[value])
+                else:
+                    self.fold(sink, "step", accumulators[sink], local[value])
             if value not in last:
                 code.release(local[value])
 
-    def consume(self, sinks: Sequence[Sink], operand: int, accumulators: dict[Sink, int]) -> None:
-        for sink in sinks:
-            if sink.kind == "store":
-                self.store(sink, operand)
-            else:
-                self.fold(sink, "step", accumulators[sink], operand)
-
     def store(self, sink: Sink, operand: int) -> None:
-        masks = int(self.plan.node(sink.id).dtype == "bool")
+        """Store a value to the targets of a sink."""
+        masks = int(self.plan.node(self.plan.resolve(sink.id)).dtype == "bool")
         for target in sink.targets:
-            self.code.emit("store", operand_word(REGIONS[target.region], target.word), operand, imm=masks)
+            self.code.emit("store", _operand(target), operand, imm=masks)
 
     def run(self) -> CpuProgram:
+        """The whole program."""
         code, plan = self.code, self.plan
         flags: list[int] = []
         for self.number, phase in enumerate(plan.phases):
-            flags += self.phase(phase.loops)
+            flags += self.phase(phase.loops, phase.skeletons)
         self.number = len(plan.phases)
         for sink in plan.stores:
             self.store(sink, self.scalar(sink.id))
@@ -271,7 +290,11 @@ class _Epilogue:
         code.emit("store", operand_word(RESULTS, STATUS), status)
         code.close(ONCE)
         widths = [plan.program.width("logits") or 0, plan.program.width("hidden") or 0]
-        return code.program([plan.layout.words, *widths])
+        return code.program([plan.layout.words, *widths], scratch_words=plan.scratch_words)
+
+
+def _operand(place: Place | Target) -> int:
+    return operand_word(REGIONS[place.region], place.word)
 
 
 def emit_epilogue_cpu(program: Program) -> CpuProgram:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 from pie_core.eta import rng
-from pie_core.eta.ops import OPS, CFold
+from pie_core.eta.ops import OPS, CFold, Op
 
-# Opcodes written by hand in kernels_wasm/vm.c, in this order.
+# Opcodes written by hand in kernels_wasm/vm*.c, in this order. `table` is what operand c points to.
 FIXED = (
     "const",  # d = splat(imm)
     "load",  # d = splat(word imm of a)
@@ -24,14 +24,40 @@ FIXED = (
     "argmax_i32",
     "argmax_u32",
     "argmax_final",
+    # Chunk ops that read memory at other elements; a and b whole operands, the first element of the result is base + imm.
+    "view",  # table: extents of the result (4), strides of a (4)
+    "gather",  # table: rows of a; b: an index an element
+    "gather_rows",  # table: rows of a, elements of a row; b: all indices
+    "gather_row",  # table: columns of a; b: an index an element
+    "mask_apply",  # table: columns; a: the elements themselves, b: all mask words
+    "pivot",  # table: columns; a: the elements themselves, b: two words a row
+    # Skeletons, from memory to memory: d the result, other places as words from d.
+    "pivot_rank",  # table: rows, n, work; b: k
+    "pivot_mass",  # table: rows, n, work; b: p
+    "top_k",  # table: rows, n, k, key kind (3 words), indices, work; d: values
+    "sort_desc",  # the same
+    "cumsum_f32",  # table: rows, n
+    "cumsum_u32",
+    "cumprod_f32",
+    "cumprod_u32",
+    "matmul",  # table: m, k, n
+    "copy_words",  # imm words
+    "scatter_set",  # d holds the base; a: indices, b: values; table: rows of d, elements of a row, indices
+    "scatter_add_f32",
+    "scatter_add_u32",
 )
+_COLUMN_KINDS = ("elementwise", "generator", "reduce")  # kinds whose functions come from the table's C column
+
+
+def _rows() -> list[Op]:
+    return [row for row in OPS.values() if row.kind in _COLUMN_KINDS]
 
 
 @cache
 def opcodes() -> dict[tuple[str, str], int]:
     """(name, variant) -> opcode. Fixed ops have the variant ""; a reduction has three: `name.init`, `name.step`, `name.final`."""
     table: dict[tuple[str, str], int] = {(name, ""): i for i, name in enumerate(FIXED)}
-    for row in OPS.values():
+    for row in _rows():
         for key, code in row.c.items():
             if isinstance(code, CFold):
                 for part in ("init", "step", "final"):
@@ -56,7 +82,7 @@ def vm_ops_header() -> str:
         "VM_RANDOM",
     ]
     functions = [f"vm_{name}" for name in FIXED]
-    for row in OPS.values():
+    for row in _rows():
         for key, code in row.c.items():
             number = len(functions)
             note = f"  // {row.name} {key}".rstrip()

@@ -22,7 +22,10 @@ EXPORTS = ("-Wl,--export=vm_epilogue", "-Wl,--export=vm_map", "-Wl,--export=__he
 def build() -> Path:
     """The test module, cached by the hash of its sources."""
     folder = Path(kernels_wasm.__file__).parent
-    files = {name: (folder / name).read_text() for name in ("vm.c", "simd_math.h")} | {"vm_ops.h": vm_ops_header()}
+    files = {
+        name: (folder / name).read_text()
+        for name in ("vm.c", "vm_lookup.c", "vm_select.c", "vm_sort.c", "vm_linear.c", "vm.h", "simd_math.h")
+    } | {"vm_ops.h": vm_ops_header()}
     flags = (*FLAGS, *EXPORTS)
     target = cache_root() / "build" / f"vm-test-{source_key(files, zig_version(), flags)[:32]}.wasm"
     if not target.exists():
