@@ -10,8 +10,8 @@ async def main(input: dict) -> dict:
     done = 0
     for _ in range(8):
         fwd = ForwardPass()
-        fwd.embed(tokens[done:])                     # feed only the new tokens
-        fwd.state([ws], StateGeometry.folding())     # append to state and freeze
+        fwd.embed(tokens[done:])  # feed only the new tokens
+        fwd.state([ws], StateGeometry.folding())  # append to state and freeze
         out = fwd.epilogue(lambda: reduce_argmax(intrinsics.output(0, "logits")))
         pipe.submit(fwd)
         done = len(tokens)

@@ -16,6 +16,10 @@ MAX_N = 8
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1_000
 MAX_MESSAGES = 4_096
+MAX_BIASES = 1_024
+MAX_BIAS = 100
+MAX_PENALTY = 2
+MAX_TOP_LOGPROBS = 20
 ROLES = ("system", "developer", "user", "assistant")
 
 # Accepted and without effect here: they concern accounts, billing or storage at the API's origin.
@@ -24,17 +28,11 @@ _IGNORED = {
 }  # fmt: skip
 # Known parameters that are not supported yet, each with the values that ask for nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "top_p": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -197,8 +195,40 @@ def _stream_options(value: Any, stream: bool) -> bool:
     return _optional(value, "include_usage", lambda v, _: _boolean(v, "stream_options.include_usage"), False)
 
 
+def _logit_bias(value: Any, param: str) -> list[list[float]]:
+    """[[token id, bias], …] in the order of the ids; the vocabulary is the inferlet's to check."""
+    if not isinstance(value, dict):
+        raise _bad(param, f'{param} must be an object like {{"50256": -100}} of token ids and biases, got {show(value)}')
+    if len(value) > MAX_BIASES:
+        raise _bad(param, f"{param} holds {len(value)} token ids, over the limit of {MAX_BIASES}")
+    biases = {}
+    for key, bias in value.items():
+        where = f"{param}.{_name(key)}"
+        if not (key.isascii() and key.isdecimal() and len(key) <= 10 and int(key) < 2**31):
+            raise _bad(where, f"{where}: the keys of {param} are token ids, whole numbers in decimal digits, got {show(key)}")
+        biases[int(key)] = _number(bias, where, -MAX_BIAS, MAX_BIAS)
+    return [[token, bias] for token, bias in sorted(biases.items())]
+
+
+def _penalty(value: Any, param: str) -> float:
+    return _number(value, param, -MAX_PENALTY, MAX_PENALTY)
+
+
+def _top_k(value: Any, param: str) -> int | None:
+    k = _integer(value, param, -1, 2**31 - 1)
+    return k if k > 0 else None
+
+
+def _top_logprobs(body: Mapping[str, Any], logprobs: bool) -> int:
+    n = _optional(body, "top_logprobs", lambda v, p: _integer(v, p, 0, MAX_TOP_LOGPROBS), 0)
+    if n and not logprobs:
+        raise _bad("top_logprobs", f"top_logprobs = {n} needs logprobs = true; set it, or leave top_logprobs out")
+    return n
+
+
 _READ = {
     "messages", "model", "temperature", "seed", "max_tokens", "max_completion_tokens", "stop", "n", "stream", "stream_options",
+    "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs",
 }  # fmt: skip
 
 
@@ -211,7 +241,7 @@ def _fix(name: str) -> str:
         fix = "send messages" if name == "prompt" else "send messages and leave it out"
         return f"it belongs to the older completions API, which is not served: {fix}"
     near = difflib.get_close_matches(name[:60], [*_READ, *_UNSUPPORTED], n=1, cutoff=0.8)
-    return f'leave it out, or did you mean "{near[0]}"?' if near and name != "top_k" else "it is not in the OpenAI chat API: leave it out"
+    return f'leave it out, or did you mean "{near[0]}"?' if near else "it is not in the OpenAI chat API: leave it out"
 
 
 def _check_names(body: Mapping[str, Any]) -> None:
@@ -226,8 +256,9 @@ def _check_names(body: Mapping[str, Any]) -> None:
 
 def parse_chat_request(body: Any) -> dict[str, Any]:
     """The checked request as the inferlet takes it: messages [{role, content}] with plain string contents, model (str or
-    None), temperature (float, 0 is greedy), seed (int or None), max_tokens (int or None), stop ([str]), n, stream, include_usage.
-    Raises ApiError 400 naming the field."""
+    None), temperature (float, 0 is greedy), top_p, min_p (floats), top_k (int or None), frequency_penalty, presence_penalty (floats),
+    logit_bias ([[id, float]]), logprobs (bool), top_logprobs (int), seed (int or None), max_tokens (int or None), stop ([str]), n,
+    stream, include_usage. Raises ApiError 400 naming the field."""
     if not isinstance(body, dict):
         raise ApiError(400, f"the request body must be a JSON object, got {show(body)}")
     _check_names(body)
@@ -236,10 +267,19 @@ def parse_chat_request(body: Any) -> dict[str, Any]:
     for name in ("max_tokens", "max_completion_tokens"):  # the newer name wins when both are given
         limit = _optional(body, name, lambda v, p: _integer(v, p, 1, 2**31 - 1), limit)
     model = body.get("model")
+    logprobs = _optional(body, "logprobs", _boolean, False)
     return {
         "messages": _messages(body.get("messages")),
         "model": None if model is None else _text(model, "model"),
         "temperature": _optional(body, "temperature", lambda v, p: _number(v, p, 0.0, 2.0), 1.0),
+        "top_p": _optional(body, "top_p", lambda v, p: _number(v, p, 0.0, 1.0), 1.0),
+        "top_k": _optional(body, "top_k", _top_k, None),
+        "min_p": _optional(body, "min_p", lambda v, p: _number(v, p, 0.0, 1.0), 0.0),
+        "frequency_penalty": _optional(body, "frequency_penalty", _penalty, 0.0),
+        "presence_penalty": _optional(body, "presence_penalty", _penalty, 0.0),
+        "logit_bias": _optional(body, "logit_bias", _logit_bias, list[list[float]]()),
+        "logprobs": logprobs,
+        "top_logprobs": _top_logprobs(body, logprobs),
         "seed": _optional(body, "seed", lambda v, p: _integer(v, p, -(2**63), 2**64 - 1), None),
         "max_tokens": limit,
         "stop": _optional(body, "stop", _stop, list[str]()),

@@ -19,7 +19,8 @@ def parse(**fields: Any) -> dict[str, Any]:
 def test_defaults() -> None:
     assert parse() == {
         "messages": USER, "model": None, "temperature": 1.0, "seed": None, "max_tokens": None,
-        "stop": [], "n": 1, "stream": False, "include_usage": False,
+        "stop": [], "n": 1, "stream": False, "include_usage": False, "top_p": 1.0, "top_k": None, "min_p": 0.0,
+        "frequency_penalty": 0.0, "presence_penalty": 0.0, "logit_bias": [], "logprobs": False, "top_logprobs": 0,
     }  # fmt: skip
 
 
@@ -43,7 +44,20 @@ def test_defaults() -> None:
         ({"stream": True, "stream_options": {"include_usage": True}}, "include_usage", True),
         ({"stream": True, "stream_options": {}}, "include_usage", False),
         ({"stream": True, "stream_options": None}, "include_usage", False),
-        ({"top_p": 1}, "n", 1),
+        ({"top_p": 1}, "top_p", 1.0),
+        ({"top_p": 0}, "top_p", 0.0),
+        ({"top_p": None}, "top_p", 1.0),
+        ({"top_k": 40}, "top_k", 40),
+        ({"top_k": 0}, "top_k", None),
+        ({"top_k": -1}, "top_k", None),
+        ({"min_p": 0.05}, "min_p", 0.05),
+        ({"frequency_penalty": -2}, "frequency_penalty", -2.0),
+        ({"presence_penalty": 2.0}, "presence_penalty", 2.0),
+        ({"logit_bias": {"20": -100, "3": 1.5}}, "logit_bias", [[3, 1.5], [20, -100.0]]),
+        ({"logprobs": True}, "logprobs", True),
+        ({"logprobs": True}, "top_logprobs", 0),
+        ({"logprobs": True, "top_logprobs": 20}, "top_logprobs", 20),
+        ({"logprobs": False, "top_logprobs": 0}, "top_logprobs", 0),
         ({"top_p": 1.0, "logprobs": False, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}}, "n", 1),
         ({"logit_bias": {}, "presence_penalty": 0, "frequency_penalty": 0.0, "logprobs": None, "tools": None}, "n", 1),
         ({"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"}, "n", 1),
@@ -132,18 +146,36 @@ def test_messages(messages: list[Any], content: str) -> None:
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options"),
         ({"stream": True, "stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
-        ({"top_p": 0.9}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"top_p": True}, "top_p"),
-        ({"logprobs": True}, "logprobs"),
+        ({"top_p": "0.9"}, "top_p"),
+        ({"top_p": float("nan")}, "top_p"),
+        ({"min_p": 2}, "min_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"top_k": 2**40}, "top_k"),
         ({"logprobs": 0}, "logprobs"),
+        ({"logprobs": 5}, "logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
         ({"tools": [{}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"logit_bias": {"1": 2}}, "logit_bias"),
-        ({"presence_penalty": 0.1}, "presence_penalty"),
-        ({"frequency_penalty": -1}, "frequency_penalty"),
-        ({"top_k": 5}, "top_k"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"logit_bias": {"hello": 2}}, "logit_bias.hello"),
+        ({"logit_bias": {"-1": 2}}, "logit_bias.-1"),
+        ({"logit_bias": {"1": 101}}, "logit_bias.1"),
+        ({"logit_bias": {"1": "2"}}, "logit_bias.1"),
+        ({"logit_bias": {"1": None}}, "logit_bias.1"),
+        ({"logit_bias": {"9" * 5000: 1}}, f"logit_bias.{'9' * 50}..."),
+        ({"logit_bias": {"²": 1}}, "logit_bias.²"),
+        ({"logit_bias": {str(i): 1 for i in range(2000)}}, "logit_bias"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"frequency_penalty": "1"}, "frequency_penalty"),
     ],
 )
 def test_refusals_name_the_field(fields: dict[str, Any], param: str) -> None:
@@ -155,7 +187,7 @@ def test_refusals_name_the_field(fields: dict[str, Any], param: str) -> None:
     assert len(error.message) < 300
 
 
-@pytest.mark.parametrize("name", ["top_p", "logprobs", "tools", "response_format", "logit_bias", "presence_penalty"])
+@pytest.mark.parametrize("name", ["tools", "response_format", "functions", "prediction"])
 def test_what_is_not_supported_yet_is_said_so(name: str) -> None:
     with pytest.raises(ApiError, match="not supported yet"):
         parse(**{name: {"something": 1}})
@@ -176,7 +208,9 @@ def test_the_body_must_be_an_object(body: Any) -> None:
         ({"messages": [{"role": "tool", "content": "x"}]}, 'messages[0].role is "tool"; tools are not supported yet'),
         ({"messages": [{"role": "user", "content": [{"type": None}]}]}, 'type is null; only "text" parts are supported yet'),
         ({"stop": {"a": [None, False]}}, 'got {"a": [null, false]}'),
-        ({"logprobs": True}, "logprobs = true is not supported yet; leave it out"),
+        ({"tool_choice": "required"}, 'tool_choice = "required" is not supported yet; leave it out'),
+        ({"top_logprobs": 2}, "top_logprobs = 2 needs logprobs = true"),
+        ({"logit_bias": {"x": 1}}, 'the keys of logit_bias are token ids, whole numbers in decimal digits, got "x"'),
         ({"n": "é\ud800"}, 'got "é\\ud800"'),
     ],
 )
@@ -189,7 +223,9 @@ def test_messages_show_json(fields: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("top_k", 'unknown parameter "top_k"; it is not in the OpenAI chat API: leave it out'),
+        ("best", 'unknown parameter "best"; it is not in the OpenAI chat API: leave it out'),
+        ("topk", 'did you mean "top_k"?'),
+        ("logprob", 'did you mean "logprobs"?'),
         ("best_of", "belongs to the older completions API, which is not served: send messages and leave it out"),
         ("prompt", "belongs to the older completions API, which is not served: send messages"),
         ("temprature", 'did you mean "temperature"?'),
