@@ -71,7 +71,8 @@ def _shape(value: Any, most: int, what: str) -> Shape:
 def _attributes(value: Any, name: str, what: str) -> dict[str, Attr]:
     spec = OPS[name].attrs
     if type(value) is not dict or set(value) != set(spec):
-        raise _fail(f"{what} takes the attributes {sorted(spec)}, got {sorted(value)[:8] if isinstance(value, dict) else _brief(value)}")
+        got = ", ".join(_brief(key) for key in sorted(value)[:4]) or "none" if type(value) is dict else _brief(value)
+        raise _fail(f"{what} takes the attributes {sorted(spec)}, got {got}")
     for key, allowed in spec.items():
         if isinstance(allowed, tuple):
             if type(value[key]) is not str or value[key] not in allowed:
@@ -171,6 +172,7 @@ def _check_sources(program: Program) -> None:
     """Channels and params in order of first touch, each used; cell and row types consistent; the stage's own rules."""
     touched = 0
     slots = 0
+    rows = program.rows
     widths: dict[str, int] = {}
     given: dict[str, Shape] = {}
     for index, node in enumerate(program.ops):
@@ -189,7 +191,7 @@ def _check_sources(program: Program) -> None:
                 raise _fail(f"op {index} (param) must be slot {slots} of the declared params, in order and dtype")
             slots += 1
         elif node.name in ("output", "outputs"):
-            _check_readout(program, index, node, widths)
+            _check_readout(rows, index, node, widths)
         elif node.name == "intrinsic":
             _check_intrinsic(program.stage, index, node, given)
         elif node.name == "const" and node.dtype == "bool" and node.attrs["bits"] not in (0, 1):
@@ -202,11 +204,10 @@ def _check_sources(program: Program) -> None:
         _check_map(program)
 
 
-def _check_readout(program: Program, index: int, node: Node, widths: dict[str, int]) -> None:
+def _check_readout(rows: int | None, index: int, node: Node, widths: dict[str, int]) -> None:
     name = str(node.attrs["name"])
     if widths.setdefault(name, node.shape[-1]) != node.shape[-1]:
         raise _fail(f"op {index} ({node.name}) reads {name} rows of two widths")
-    rows = program.rows
     if node.name == "outputs" and node.shape[0] != rows:
         raise _fail(f"op {index} (outputs) reads {node.shape[0]} rows, another one {rows}; a pass has one number of read-outs")
     if node.name == "output" and rows is not None and int(node.attrs["index"]) >= rows:
