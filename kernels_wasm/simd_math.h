@@ -36,15 +36,8 @@ static inline v128_t simd_exp(v128_t x) {
   return wasm_v128_andnot(p, wasm_f32x4_lt(x, simd_splat(-0x1.5d589ep+6f)));
 }
 
-// Natural logarithm: -inf at 0, NaN below 0, +inf at +inf; denormal arguments are scaled, not flushed.
-static inline v128_t simd_log(v128_t x) {
-  v128_t tiny = wasm_f32x4_lt(x, simd_splat(0x1p-126f));
-  v128_t s = wasm_v128_bitselect(wasm_f32x4_mul(x, simd_splat(0x1p23f)), x, tiny);
-  // s = 2^e * m with m in [sqrt(1/2), sqrt(2)): offsetting the bits by those of sqrt(1/2) puts the cut there.
-  v128_t off = wasm_i32x4_sub(s, wasm_i32x4_splat(0x3f3504f3));
-  v128_t e = wasm_i32x4_shr(off, 23);
-  v128_t m = wasm_i32x4_sub(s, wasm_i32x4_shl(e, 23));
-  e = wasm_i32x4_sub(e, wasm_v128_and(tiny, wasm_i32x4_splat(23)));
+// ln(m * 2^e) for m in [sqrt(1/2), sqrt(2)).
+static inline v128_t simd_log_of(v128_t m, v128_t e) {
   v128_t n = wasm_f32x4_convert_i32x4(e), f = wasm_f32x4_sub(m, simd_splat(1.0f)), z = wasm_f32x4_mul(f, f);
   v128_t p = simd_splat(0x1.14573ep-4f);
   p = simd_madd(p, f, simd_splat(-0x1.de3bf8p-4f));
@@ -58,7 +51,27 @@ static inline v128_t simd_log(v128_t x) {
   p = wasm_f32x4_mul(wasm_f32x4_mul(p, f), z);
   p = wasm_f32x4_sub(p, wasm_f32x4_mul(n, simd_splat(0x1.bd0106p-13f)));  // ln 2 = 0.693359375 - 0x1.bd0106p-13
   p = wasm_f32x4_sub(p, wasm_f32x4_mul(z, simd_splat(0.5f)));
-  v128_t y = wasm_f32x4_add(wasm_f32x4_add(f, p), wasm_f32x4_mul(n, simd_splat(0.693359375f)));
+  return wasm_f32x4_add(wasm_f32x4_add(f, p), wasm_f32x4_mul(n, simd_splat(0.693359375f)));
+}
+
+// Natural logarithm of a normal number over 0.
+static inline v128_t simd_log_normal(v128_t s) {
+  // s = 2^e * m with m in [sqrt(1/2), sqrt(2)): offsetting the bits by those of sqrt(1/2) puts the cut there.
+  v128_t e = wasm_i32x4_shr(wasm_i32x4_sub(s, wasm_i32x4_splat(0x3f3504f3)), 23);
+  v128_t m = wasm_i32x4_sub(s, wasm_i32x4_shl(e, 23));
+  return simd_log_of(m, e);
+}
+
+// Natural logarithm: -inf at 0, NaN below 0, +inf at +inf; denormal arguments are scaled, not flushed.
+static inline v128_t simd_log(v128_t x) {
+  v128_t tiny = wasm_f32x4_lt(x, simd_splat(0x1p-126f));
+  v128_t s = wasm_v128_bitselect(wasm_f32x4_mul(x, simd_splat(0x1p23f)), x, tiny);
+  // s = 2^e * m with m in [sqrt(1/2), sqrt(2)): offsetting the bits by those of sqrt(1/2) puts the cut there.
+  v128_t off = wasm_i32x4_sub(s, wasm_i32x4_splat(0x3f3504f3));
+  v128_t e = wasm_i32x4_shr(off, 23);
+  v128_t m = wasm_i32x4_sub(s, wasm_i32x4_shl(e, 23));
+  e = wasm_i32x4_sub(e, wasm_v128_and(tiny, wasm_i32x4_splat(23)));
+  v128_t y = simd_log_of(m, e);
   v128_t inf = simd_splat(__builtin_inff()), zero = simd_splat(0.0f);
   y = wasm_v128_bitselect(y, x, wasm_f32x4_lt(x, inf));  // +inf and NaN return themselves
   y = wasm_v128_bitselect(simd_splat(__builtin_nanf("")), y, wasm_f32x4_lt(x, zero));

@@ -150,6 +150,7 @@ VM_LANES(v_rem_f32, float, rem_f32)
 // Fixed ops ------------------------------------------------------------------------------------------------------------------
 
 VM_MAP1(copy, a)
+VM_MAP1(neg_log, wasm_f32x4_neg(simd_log_normal(a)))
 VM_MAP1(mask, wasm_i32x4_ne(a, wasm_i32x4_splat(0)))
 
 static void vm_const(const VmArgs *x) { wasm_v128_store(x->d, wasm_i32x4_splat((int32_t)x->imm)); }

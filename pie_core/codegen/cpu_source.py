@@ -14,6 +14,7 @@ FIXED = (
     "load_bool",  # the same, 0 or 1 to a mask
     "splat",  # d = splat(lane 0 of a)
     "copy",  # d = a
+    "neg_log",  # d = -ln a of normal numbers over 0
     "mask",  # d = a != 0: a cell of bools to masks
     "store",  # n words of a to d, if d is there; imm 1: masks to 0 or 1
     "nan_init",  # d = 0
