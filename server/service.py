@@ -28,7 +28,7 @@ from pie_server.threads import in_thread
 OnProgress = Callable[[Progress], None]
 OnLog = Callable[[str, str], None]  # (level, text)
 
-_GAUGES = {"pages_used", "pages_free", "arena_words_used", "instances", "in_flight", "queue_wait_max"}  # the rest are counters
+_GAUGES = {"pages_used", "pages_free", "pages_shared", "pages_cached", "arena_words_used", "instances", "in_flight", "queue_wait_max"}  # the rest are counters
 
 __all__ = ["USER_ERRORS", "Service"]
 

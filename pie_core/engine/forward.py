@@ -59,6 +59,7 @@ class PassSpec:
         evenly among the working sets; the cell is taken).
     state: the working sets to extend, each once.
     reads: token indices within this pass, a list a working set; None reads the last token of each.
+    reuse: whether pages of earlier passes with the same tokens may be shared, and these with later ones.
     program, params, channels: the epilogue, the 32-bit words of its parameters, the channels it touches in its order.
     """
 
@@ -69,12 +70,13 @@ class PassSpec:
     program: Program | None = None
     params: Sequence[int] = ()
     channels: Sequence[Channel] = ()
+    reuse: bool = True
 
 
 class Part:
     """The tokens of a pass that go to one working set, and how far they have been scheduled."""
 
-    __slots__ = ("done", "ids", "n", "reads", "tail", "ticket", "undo", "ws")
+    __slots__ = ("done", "ids", "n", "named_for", "names", "reads", "tail", "ticket", "undo", "ws")
 
     def __init__(self, ws: WorkingSet, ids: Sequence[int] | None, n: int, reads: tuple[int, ...]) -> None:
         self.ws = ws
@@ -85,6 +87,8 @@ class Part:
         self.done = 0
         self.ticket = -1
         self.undo = (0, 0)  # (length, frozen) before the first token
+        self.names: list[bytes] = []  # of the full pages that the set will have (see reuse.py), worked out for this state of it
+        self.named_for: tuple[int, int] | None = None
 
 
 class ChannelUse:
@@ -118,10 +122,12 @@ class Pass:
 
     __slots__ = (
         "accepted_at",
+        "claims",
         "embed",
         "ended",
         "failure",
         "final",
+        "found",
         "geometry",
         "info",
         "instance",
@@ -132,8 +138,11 @@ class Pass:
         "pipe",
         "reads",
         "remaining",
+        "reuse",
+        "revives",
         "seq",
         "sink",
+        "skip",
         "started",
         "status_word",
         "tail",
@@ -157,6 +166,7 @@ class Pass:
         sink: PassSink,
         seq: int,
         accepted_at: float,
+        reuse: bool = True,
     ) -> None:
         self.instance = instance
         self.pipe = pipe
@@ -171,6 +181,11 @@ class Pass:
         self.seq = seq  # grows with each pass the engine accepts
         self.accepted_at = accepted_at
         self.remaining = sum(p.n for p in parts)
+        self.reuse = reuse
+        self.revives: WorkingSet | None = None  # the paused set that the pass computes again (see pausing.py)
+        self.claims: list[bytes] = []  # names of pages that others wait for
+        self.found: list[list[int]] = []  # pages that the last look found for each part (see reuse.py)
+        self.skip = 0  # tokens that they hold
         self.reads = sum(len(p.reads) for p in parts)
         self.tail = sum(p.tail for p in parts)  # tokens that must run in the last step
         self.started = False  # some tokens were scheduled
@@ -181,6 +196,16 @@ class Pass:
         self.status_word = -1
         self.out_words: list[int] = []
         self.token: int | None = None  # the first value returned, if it is a whole number
+
+    @property
+    def plain(self) -> bool:
+        """Whether its tokens see all that is before them: then their ids say everything about their K and V."""
+        return not self.geometry.window
+
+    @property
+    def to_compute(self) -> int:
+        """Tokens that still have to run, less those that shared pages hold."""
+        return self.remaining - self.skip
 
     def shares(self) -> bool:
         """Whether another pipeline uses one of its working sets or channels."""
@@ -200,6 +225,7 @@ class Pass:
             if use.puts:
                 use.channel.settled()
         self.release_cells()
+        self._release_claims()
         self.sink(self, values, error)
 
     def release_cells(self) -> None:
@@ -214,7 +240,12 @@ class Pass:
         if not self.ended:
             self.ended = True
             self.instance.outstanding -= 1
+            self._release_claims()
             self.sink(self, None, cause)
+
+    def _release_claims(self) -> None:
+        if self.claims:
+            self.instance.engine.cache.release_claims(self)
 
     def fail(self, cause: EngineError) -> None:
         """End with `cause`: cells that it would have put are poisoned, tokens that it wrote stay counted, and passes submitted

@@ -14,10 +14,11 @@ from pie_core.engine.forward import Pass, PassSink, PassSpec, check_parts
 from pie_core.engine.pages import PageOwner
 from pie_core.engine.pipeline import ForkEntry, Pipeline
 from pie_core.engine.values import Value
-from pie_core.engine.working_set import WorkingSet
+from pie_core.engine.working_set import WorkingSet, pages_for
 
 if TYPE_CHECKING:
     from pie_core.engine.loop import Engine
+    from pie_core.engine.pausing import Revival
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,15 @@ class InstanceLimits:
 
 
 class Instance(PageOwner):
-    """Every method runs on the engine's loop. `age` grows with each instance opened."""
+    """Every method runs on the engine's loop. `age` grows with each instance opened. `reuse`: whether its passes share pages with
+    other passes of its tenant (a pass can refuse by itself)."""
 
-    __slots__ = ("active", "age", "channels", "closed", "engine", "limits", "name", "outstanding", "pipelines", "tenant", "working_sets")
+    __slots__ = (
+        "active", "age", "channels", "closed", "engine", "limits", "name", "outstanding", "pipelines", "reuse", "revivals", "root",
+        "tenant", "working_sets",
+    )  # fmt: skip
 
-    def __init__(self, engine: Engine, name: str, tenant: str, limits: InstanceLimits, age: int) -> None:
+    def __init__(self, engine: Engine, name: str, tenant: str, limits: InstanceLimits, age: int, *, reuse: bool = True) -> None:
         super().__init__(engine.pool.total if limits.pages is None else limits.pages)
         self.engine = engine
         self.name = name
@@ -43,6 +48,9 @@ class Instance(PageOwner):
         self.age = age
         self.closed = False
         self.outstanding = 0
+        self.root = engine.cache.root(tenant)  # where the names of its pages start
+        self.reuse = reuse
+        self.revivals: dict[WorkingSet, Revival] = {}  # paused sets that are computed again now
         self.active: dict[Pipeline, None] = {}  # pipelines with queued entries
         self.pipelines: dict[Pipeline, None] = {}
         self.working_sets: dict[WorkingSet, None] = {}
@@ -53,7 +61,7 @@ class Instance(PageOwner):
     def working_set(self) -> WorkingSet:
         """A new, empty working set."""
         self._room()
-        ws = WorkingSet(self.engine.pool, self)
+        ws = self.new_set()
         self.working_sets[ws] = None
         return ws
 
@@ -64,7 +72,7 @@ class Instance(PageOwner):
         self._room()
         if pipe is not None:
             self.engine.predictor.drop(pipe.habit.guess)
-        child = WorkingSet(self.engine.pool, self, born=False)
+        child = self.new_set(born=False)
         self.working_sets[child] = None
         entry = ForkEntry(ws, child, buffer, self.engine.accept()) if pipe is not None else None
         if pipe is not None and entry is not None:
@@ -118,6 +126,8 @@ class Instance(PageOwner):
 
         def run() -> None:
             if ws in self.working_sets:  # else the instance was closed
+                if ws in self.revivals:
+                    self.revivals[ws].cancel()
                 del self.working_sets[ws]
                 ws.drop()
                 self.engine.poke()
@@ -227,6 +237,7 @@ class Instance(PageOwner):
             sink=sink,
             seq=engine.accept(),
             accepted_at=engine.now(),
+            reuse=self.reuse and spec.reuse,
         )
         reserve_cells(uses)
         guess = engine.predictor.claim(work, work.accepted_at)
@@ -234,6 +245,7 @@ class Instance(PageOwner):
         self.outstanding += 1
         for part in parts:
             part.ticket = part.ws.order.enter()
+            part.ws.used_at = work.accepted_at
             if part.ws.pipe is not pipe:
                 part.ws.shared = part.ws.shared or part.ws.pipe is not None
                 part.ws.pipe = pipe
@@ -300,9 +312,13 @@ class Instance(PageOwner):
         self.engine.check_alive()
         if self.closed:
             raise InstanceClosed(f"instance {self.name!r} is closed")
-        handles = len(self.working_sets) + len(self.pipelines) + len(self.channels)
+        handles = len(self.working_sets) + len(self.pipelines) - len(self.revivals) + len(self.channels)
         if handles >= self.limits.handles:
             raise BudgetExceeded(f"the instance holds {handles} handles, the most is {self.limits.handles}: drop some")
+
+    def new_set(self, *, born: bool = True) -> WorkingSet:
+        """A set that is charged to this instance and is not in its table."""
+        return WorkingSet(self.engine.pool, self.engine.cache, self, self.root, self.engine.accept(), born=born)
 
     def _own(self, ws: WorkingSet) -> None:
         if ws.leaving or ws not in self.working_sets:
@@ -343,10 +359,18 @@ class Instance(PageOwner):
         self.receive(channel, take, sink)
         return future
 
+    def activate(self, pipe: Pipeline) -> None:
+        """The queue of `pipe` has something in it."""
+        self.active[pipe] = None
+        self.engine.scheduler.instances[self] = None
+
+    def set_aside(self, but: WorkingSet | None = None) -> int:
+        """Pages that paused sets will need again; those of `but` not counted."""
+        return sum(pages_for(ws.length) for ws in self.working_sets if ws.paused and ws is not but)
+
     def _enqueue(self, pipe: Pipeline, entry: Pass | ForkEntry) -> None:
         pipe.queue.append(entry)
-        self.active[pipe] = None
+        self.activate(pipe)
         engine = self.engine
-        engine.scheduler.instances[self] = None
         engine.returned(pipe)
         engine.poke()

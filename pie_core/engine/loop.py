@@ -16,8 +16,10 @@ from pie_core.engine.instance import Instance, InstanceLimits
 from pie_core.engine.linger import Linger
 from pie_core.engine.metrics import Metrics, StepRecord
 from pie_core.engine.pages import PagePool
+from pie_core.engine.pausing import Pressure
 from pie_core.engine.pipeline import Pipeline
 from pie_core.engine.predict import Guess, Predictor
+from pie_core.engine.prefix_cache import PrefixCache
 from pie_core.engine.program_info import ProgramInfo, ProgramInfos
 from pie_core.engine.runner import Runner
 from pie_core.engine.scheduler import Scheduler
@@ -53,11 +55,13 @@ class Engine:
         self.runner = runner
         self.limits = runner.limits
         self.pool = PagePool(self.limits.pages)
+        self.cache = PrefixCache(self.pool)
         self.arena = Arena(self.limits.arena_words)
         self.metrics = Metrics()
         self.instances: dict[Instance, None] = {}
-        self.scheduler = Scheduler(self.limits, self.pool, runner.copy_page)
+        self.scheduler = Scheduler(self.limits, self.pool, self.cache, runner.copy_page)
         self.predictor = Predictor(self.limits, self.pool, self.metrics, enabled=self.limits.spare_core if predict is None else predict)
+        self.pressure = Pressure(self.scheduler, self.pool, self.predictor, self.metrics, self.instances)
         self.lost: EngineError | None = None
         self._infos = ProgramInfos(self.limits)
         self._linger = Linger(self.metrics)
@@ -89,11 +93,12 @@ class Engine:
             await self._task
         self._end(self.lost or EngineStopped("the engine was stopped"))
 
-    def open_instance(self, name: str, tenant: str = "", limits: InstanceLimits | None = None) -> Instance:
-        """What one request owns. Raises EngineLost, EngineStopped."""
+    def open_instance(self, name: str, tenant: str = "", limits: InstanceLimits | None = None, *, reuse: bool = True) -> Instance:
+        """What one request owns. Instances of one `tenant` share pages of equal prefixes, unless `reuse` is off. Raises EngineLost,
+        EngineStopped."""
         self.check_alive()
         self._opened += 1
-        instance = Instance(self, name, tenant, limits or InstanceLimits(), self._opened)
+        instance = Instance(self, name, tenant, limits or InstanceLimits(), self._opened, reuse=reuse)
         self.instances[instance] = None
         return instance
 
@@ -121,6 +126,9 @@ class Engine:
             **self.metrics.snapshot(),
             "pages_used": self.pool.used,
             "pages_free": self.pool.free,
+            "pages_shared": self.pool.shared,
+            "pages_cached": self.pool.idle,
+            "evicted": self.pool.evicted,
             "arena_words_used": self.arena.used,
             "instances": len(self.instances),
             "in_flight": len(self._flights),
@@ -215,10 +223,15 @@ class Engine:
                 guesses = []
             if step.batch.rows:
                 self._submit(step)
+                if self.scheduler.waiting:
+                    self.pressure.relieve(self.now(), halted=False)
                 return True
             if self.scheduler.changed:
                 continue
-            victim = self.scheduler.deadlocked() if not self._flights else None
+            made, self._wait = self.pressure.relieve(self.now(), halted=not self._flights)
+            if made:
+                continue
+            victim = self.scheduler.deadlocked() if not self._flights and not self._wait else None
             if victim is None:
                 return False
             self._give_way(victim)
@@ -248,6 +261,7 @@ class Engine:
                 work.accepted_at = 0.0
         metrics.decode_tokens += step.decode_tokens
         metrics.prefill_tokens += step.n_tokens - step.decode_tokens
+        metrics.reused_tokens += step.reused_tokens
         try:
             handle = self.runner.submit(step.batch)
         except Exception as error:  # whatever a runner raises fails this step, not the loop
@@ -273,6 +287,7 @@ class Engine:
             self._fail(step, error)
             return
         results = memoryview(flight.task.result())
+        self._publish(step)
         settle_passes(step.passes, results, metrics)
         self.predictor.landed(step, results)
         now = self.now()
@@ -280,9 +295,17 @@ class Engine:
         metrics.timeline.append(StepRecord(step.number, flight.submitted, now, step.n_tokens, len(step.passes)))
         self._answer(step.passes, now)
 
+    def _publish(self, step: Step) -> None:
+        """What the step wrote is on the device: others may share it, unless the pass is gone or not to be trusted."""
+        for work, ws, length in step.written:
+            if not work.ended and not ws.dropped and ws.failure(work.seq) is None:
+                ws.publish(length)
+
     def _answer(self, passes: list[Pass], now: float) -> None:
         for work in passes:
             pipe = work.pipe
+            for part in work.parts:
+                part.ws.used_at = now
             if not pipe.queue and not pipe.flying and not pipe.stopped:
                 self._linger.answered(pipe, now)
                 self.predictor.answered(work)

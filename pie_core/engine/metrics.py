@@ -27,10 +27,13 @@ class Metrics:
         "failed_steps",
         "lingers",
         "passes",
+        "paused",
         "predicted",
         "prefill_tokens",
         "queue_wait_max",
         "queue_wait_sum",
+        "reused_tokens",
+        "revived",
         "skipped_passes",
         "steps",
         "timeline",
@@ -44,6 +47,9 @@ class Metrics:
         self.skipped_passes = 0
         self.decode_tokens = 0  # tokens of short passes
         self.prefill_tokens = 0
+        self.reused_tokens = 0  # tokens that shared pages held, so that nothing was computed
+        self.paused = 0  # working sets whose pages were given back under memory pressure, and those computed again
+        self.revived = 0
         self.queue_wait_sum = 0.0
         self.queue_wait_max = 0.0
         self.lingers = 0  # lingers that ran out with a pipeline still silent

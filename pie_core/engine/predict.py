@@ -246,7 +246,7 @@ class Predictor:
             return None
         if len(ws.pages) != pages_for(ws.length) or not self._page(ws, last.instance):
             return None
-        if ws.buffered and last.geometry.mode == "folding":
+        if ws.paused or (ws.buffered and last.geometry.mode == "folding"):
             return None
         uses: list[ChannelUse] = []
         for use in last.lane_uses:
@@ -266,7 +266,7 @@ class Predictor:
     def _page(self, ws: WorkingSet, owner: Instance) -> bool:
         """Whether there is a place for one more token: in a partial page of its own, or a page that is not missed."""
         if ws.length % PAGE_TOKENS:
-            return not ws.tail_is_shared()
+            return not ws.tail_is_kept()
         return self._pool.unlent > self._pool.total >> 3 and owner.pages < owner.max_pages
 
     def _place(self, guess: Guess, step: Step) -> None:
@@ -288,7 +288,7 @@ class Predictor:
             return False
         if not ws.steady() or ws.pipe is not pipe:
             return False
-        if owner.pages >= owner.max_pages if guess.page is not None else ws.tail_is_shared():
+        if owner.pages >= owner.max_pages if guess.page is not None else ws.tail_is_kept():
             return False
         for use, head, tail in zip(guess.lane_uses, guess.heads, guess.tails, strict=True):
             channel = use.channel

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pie_core.device.protocol import PAGE_TOKENS
 from pie_core.engine.errors import ContextLengthExceeded, EngineError, InvalidPass, InvalidState, OutOfPages
 from pie_core.engine.forward import Pass
 from pie_core.engine.pages import PagePool
+from pie_core.engine.pausing import Revival
 from pie_core.engine.pipeline import ForkEntry, Pipeline
+from pie_core.engine.prefix_cache import PrefixCache
+from pie_core.engine.reuse import attach_pages, claim_pages, find_pages
 from pie_core.engine.runner import RunnerLimits
 from pie_core.engine.step import Step
 from pie_core.engine.working_set import pages_for
@@ -22,13 +26,15 @@ SHORT_PASS = 16  # tokens; a pass of at most this many counts as decode and goes
 class Scheduler:
     """Fills steps. It keeps nothing between steps but the order of turns and who waits for pages."""
 
-    def __init__(self, limits: RunnerLimits, pool: PagePool, copy_page: Callable[[int, int], None]) -> None:
+    def __init__(self, limits: RunnerLimits, pool: PagePool, cache: PrefixCache, copy_page: Callable[[int, int], None]) -> None:
         self._limits = limits
         self._pool = pool
+        self._cache = cache
         self._copy_page = copy_page
         self._short = min(SHORT_PASS, limits.max_tokens)
         self.instances: dict[Instance, None] = {}  # those with queued entries, in the order of their turns
         self.waiting: list[tuple[Pass, int]] = []  # passes that found too few free pages in the last fill, with their need
+        self.promise: tuple[Pass, int] | None = None  # the pass that pages were made free for, with its need
         self._overdue: Pass | None = None  # a ready pass whose last tokens need more room than decode left: first in the next step
         self.changed = False  # whether the last fill failed a pass or ran a fork, so that another one may find more
         self._reserve: tuple[int, int] | None = None  # (age, pages) of the oldest instance that waited in the last fill
@@ -39,6 +45,8 @@ class Scheduler:
         waited = [(work, need) for work, need in self.waiting if not work.ended and not work.started]
         self.waiting = []
         self.changed = False
+        if self.promise is not None and (self.promise[0].ended or self.promise[0].started):
+            self.promise = None
         oldest = min(waited, key=lambda w: w[0].instance.age, default=None)
         self._reserve = (oldest[0].instance.age, oldest[1]) if oldest is not None else None
         long: list[tuple[Pipeline, Pass]] = []
@@ -57,13 +65,13 @@ class Scheduler:
                     entry.run()
                     self.changed = True
                     continue
-                if entry.remaining > self._short:
+                if entry.remaining > self._short and (entry.started or not self._mostly_there(entry)):
                     long.append((pipe, entry))
                     break
                 state = self._admit(entry, step)
                 if state is None:
                     count = step.chunk_for(entry)
-                    if count == entry.remaining:
+                    if count == entry.to_compute:
                         self._take(pipe, entry, step, count)
                         if pipe.stop_channel is not None:
                             break
@@ -79,7 +87,7 @@ class Scheduler:
             state = self._admit(work, step)
             if state is None:
                 count = step.chunk_for(work)
-                limited = limited or count < work.remaining
+                limited = limited or count < work.to_compute
                 if count:
                     self._take(pipe, work, step, count)
                 elif self._overdue is None and step.n_tokens == step.decode_tokens:
@@ -89,6 +97,10 @@ class Scheduler:
         if limited:
             self._rotate(step)
         return step
+
+    def _mostly_there(self, work: Pass) -> bool:
+        """Whether shared pages leave so few tokens of a long pass that it counts as a short one."""
+        return work.reuse and find_pages(work, self._cache) and work.to_compute <= self._short
 
     def prefill_waits(self) -> bool:
         """Whether a pass that is more than a few tokens is next in its pipeline."""
@@ -131,7 +143,13 @@ class Scheduler:
         if not work.started:
             for part in work.parts:
                 part.undo = (part.ws.length, part.ws.frozen)
-                part.ws.reserve(part.n, self._copy_page)
+                if not work.reuse:
+                    part.ws.public = min(part.ws.public, part.ws.length)
+            claim_pages(work, self._cache)
+            step.reused_tokens += work.skip
+            attach_pages(work)
+            for part in work.parts:
+                part.ws.reserve(part.n - part.done, self._copy_page)
                 part.ws.written_by(work)
         step.add(work, count)
         if work.final:
@@ -155,6 +173,7 @@ class Scheduler:
 
     def _ready(self, work: Pass, number: int) -> bool:
         """Raises the EngineError for which the pass can never run."""
+        asleep = False
         for part in work.parts:
             ws = part.ws
             if not ws.order.may_run(part.ticket) or not ws.born:
@@ -163,6 +182,13 @@ class Scheduler:
                 raise cause
             if ws.last_step == number or (ws.writing and not work.started):
                 return False
+            if ws.paused:
+                asleep = True
+                if ws not in work.instance.revivals:
+                    Revival(ws, work)
+                    self.changed = True
+        if asleep:
+            return False
         for use in work.uses:
             channel = use.channel
             cell = channel.head if use.uses_front else channel.tail
@@ -177,13 +203,13 @@ class Scheduler:
         pipe = work.pipe
         if pipe.stop_channel is not None and pipe.flying and (len(pipe.flying) > 1 or work.shares()):
             return False  # it could be cancelled only if nobody else can build on it
-        return work.started or self._pages(work)
+        return work.started or (find_pages(work, self._cache) and self._pages(work))
 
     def _pages(self, work: Pass) -> bool:
         """Whether the pages of a whole pass are free for it. Raises ContextLengthExceeded, OutOfPages, InvalidState, InvalidPass."""
         limits, pool, owner = self._limits, self._pool, work.instance
-        need = tables = 0
-        for part in work.parts:
+        need = mine = tables = 0  # pages to take from the pool, and those new to the instance
+        for part, found in zip(work.parts, work.found, strict=True):
             ws = part.ws
             total = ws.length + part.n
             if total > limits.context:
@@ -203,16 +229,24 @@ class Scheduler:
                     needed=pages,
                     total=min(pool.total, owner.max_pages),
                 )
-            need += ws.pages_needed(part.n)
+            if found:
+                fresh = pages - ws.length // PAGE_TOKENS - len(found)
+                need += fresh + sum(1 for page in found if not pool.refs(page))
+                mine += fresh + sum(1 for page in found if page not in owner.held)
+            else:
+                fresh = ws.pages_needed(part.n)
+                need += fresh
+                mine += fresh
         if tables > limits.table_words:
             raise InvalidPass(f"the page tables of {len(work.parts)} working sets take {tables} words, a step has {limits.table_words}")
-        if not need:
+        if not mine and not need:
             return True
-        if owner.pages + need > owner.max_pages:
+        held = owner.pages + (owner.set_aside(work.revives) if owner.limits.pages is not None else 0)
+        if held + mine > owner.max_pages:
             raise OutOfPages(
-                f"the instance holds {owner.pages} KV pages and the pass needs {need} more; its limit is {owner.max_pages}",
-                needed=need,
-                held=owner.pages,
+                f"the instance holds {held} KV pages and the pass needs {mine} more; its limit is {owner.max_pages}",
+                needed=mine,
+                held=held,
                 limit=owner.max_pages,
             )
         if need > pool.total:
@@ -223,11 +257,18 @@ class Scheduler:
         return False
 
     def _free_for(self, owner: Instance, work: Pass) -> int:
-        """Free pages less what others come first for: the oldest instance that waits, and, for a newcomer, one page for each
-        instance at work, so that those who started can finish."""
+        """Free pages less what others come first for: the pass that pages were made free for, the oldest instance that waits, and,
+        for a newcomer, one page for each instance at work, so that those who started can finish."""
         free = self._pool.free
+        promise = self.promise
+        if promise is not None:
+            if promise[0] is work:
+                return free
+            free -= promise[1]
+        if work.revives is not None:  # not to be paused again at once
+            free -= sum(len(other.active) for other in self.instances)
         if self._reserve is not None and owner.age > self._reserve[0]:
             free -= self._reserve[1]
-        if not owner.pages and work.remaining > 1:
+        if not owner.pages and work.to_compute > 1:
             free -= sum(1 for other in self.instances if other.pages)
         return free

@@ -8,23 +8,38 @@ from pie_core.engine.predict import Guess
 from pie_core.engine.program_info import ProgramInfo
 from pie_core.engine.runner import ROW_WORDS, EpilogueGroup, RunnerLimits, StepBatch
 from pie_core.engine.step_buffer import aligned_lane_words
-from pie_core.engine.working_set import pages_for
+from pie_core.engine.working_set import WorkingSet, pages_for
 
 
 class Step:
     """Step number `number`. `passes`: those whose last tokens are in it, in lane order; `touched`: all with tokens in it;
     `guesses`: passes that are expected and not submitted yet (not counted in `n_tokens` until they are)."""
 
-    __slots__ = ("_groups", "_lane_words", "_limits", "batch", "decode_tokens", "guesses", "n_tokens", "number", "passes", "touched")
+    __slots__ = (
+        "_groups",
+        "_lane_words",
+        "_limits",
+        "batch",
+        "decode_tokens",
+        "guesses",
+        "n_tokens",
+        "number",
+        "passes",
+        "reused_tokens",
+        "touched",
+        "written",
+    )
 
     def __init__(self, number: int, limits: RunnerLimits) -> None:
         self.number = number
         self.batch = StepBatch()
         self.n_tokens = 0
         self.decode_tokens = 0
+        self.reused_tokens = 0
         self.passes: list[Pass] = []
         self.touched: list[Pass] = []
         self.guesses: list[Guess] = []
+        self.written: list[tuple[Pass, WorkingSet, int]] = []  # how long each set is once the step has run
         self._limits = limits
         self._groups: dict[int, tuple[EpilogueGroup, int]] = {}  # by id of the info: (group, lane words so far)
         self._lane_words = 0
@@ -40,9 +55,10 @@ class Step:
         tables = sum(pages_for(p.ws.length + p.n - p.done) for p in work.parts if p.done < p.n)
         if len(batch.tables) + tables > limits.table_words:
             return 0
-        if work.remaining <= room and self._epilogue_fits(work):
-            return work.remaining
-        return min(room, work.remaining - max(work.tail, 1)) if work.embed is None else 0
+        left = work.to_compute
+        if left <= room and self._epilogue_fits(work):
+            return left
+        return min(room, left - max(work.tail, 1)) if work.embed is None else 0
 
     def add(self, work: Pass, count: int) -> None:
         """Put the next `count` tokens of a ready pass into the step; with its last ones, its epilogue too."""
@@ -61,7 +77,9 @@ class Step:
             first_row, first_index = len(self.batch.rows) // ROW_WORDS, part.done
             if n:
                 self._rows(work, part, n, source)
-                part.ws.advance(n, freeze=freeze)
+                ids = part.ids[part.done : part.done + n] if part.ids is not None else None
+                part.ws.append(ids, n, plain=work.plain, freeze=freeze)
+                self.written.append((work, part.ws, part.ws.length))
                 part.done += n
                 count -= n
                 source = source + n if work.embed is not None else NONE
@@ -94,7 +112,8 @@ class Step:
     def adopt(self, work: Pass) -> None:
         """Count a pass whose token and lane are in already, as a guess."""
         part = work.parts[0]
-        part.ws.advance(1, freeze=work.geometry.mode == "folding")
+        part.ws.append(part.ids, 1, plain=work.plain, freeze=work.geometry.mode == "folding")
+        self.written.append((work, part.ws, part.ws.length))
         part.ws.last_step = self.number
         part.done, work.remaining, work.started = 1, 0, True
         self.n_tokens += 1

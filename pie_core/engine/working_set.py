@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pie_core.device.protocol import PAGE_TOKENS
 from pie_core.engine.errors import EngineError, InvalidState
 from pie_core.engine.order import Ordered
 from pie_core.engine.pages import PageOwner, PagePool
+from pie_core.engine.prefix_cache import PrefixCache
+from pie_core.engine.recipe import Recipe
 
 if TYPE_CHECKING:
     from pie_core.engine.forward import Pass
     from pie_core.engine.pipeline import Pipeline
     from pie_core.engine.predict import Guess
+
+EVERYTHING = 1 << 62
 
 
 def pages_for(tokens: int) -> int:
@@ -26,15 +30,21 @@ class WorkingSet:
 
     `length` counts every token whose pass was scheduled; it is the only statement of KV length on the host. Passes that
     were scheduled ahead and turn out cancelled give their tokens back when the step is read (`restore`).
+    `recipe` says what the tokens are; full frozen pages that it covers are named in the cache once their step was read
+    (`publish`), up to token `public`. A paused set has given its pages back and is computed again before its next pass.
     Public operations are ordered after the passes accepted before them (`order`); a fault in one that nobody awaits is kept
     in `error` and raised by the next use.
     """
 
     __slots__ = (
         "_birth",
+        "_cache",
         "_owner",
         "_pool",
+        "_root",
         "born",
+        "chain",
+        "cuts",
         "dropped",
         "error",
         "fail_until",
@@ -45,21 +55,37 @@ class WorkingSet:
         "last_step",
         "leaving",
         "length",
+        "named",
+        "number",
         "order",
         "pages",
+        "paused",
         "pipe",
+        "public",
+        "recipe",
         "shared",
+        "used_at",
         "writers",
         "writing",
     )
 
-    def __init__(self, pool: PagePool, owner: PageOwner, *, born: bool = True) -> None:
+    def __init__(self, pool: PagePool, cache: PrefixCache, owner: PageOwner, root: bytes, number: int = 0, *, born: bool = True) -> None:
         self._pool = pool
+        self._cache = cache
         self._owner = owner
+        self._root = root
+        self.number = number  # grows with each set made
         self.order = Ordered()
         self.pages: list[int] = []
         self.frozen = 0
         self.length = 0
+        self.recipe = Recipe()
+        self.chain: list[bytes] = []  # names of the leading full pages, as far as anybody asked
+        self.cuts = 0  # times that tokens were taken away
+        self.named = 0  # leading pages that `publish` is done with
+        self.public = EVERYTHING  # pages of tokens behind this one get no name
+        self.paused = False
+        self.used_at = 0.0  # when a pass was last accepted or answered
         self.fork_points = {0}
         self.born = born  # False: a fork that its pipeline has not reached yet
         self._birth = -1 if born else self.order.enter()  # operations wait for the fork to happen as they wait for passes
@@ -88,6 +114,10 @@ class WorkingSet:
         """Whether the partial last page belongs to others too."""
         return bool(self.length % PAGE_TOKENS) and self._pool.refs(self.pages[self.length // PAGE_TOKENS]) > 1
 
+    def tail_is_kept(self) -> bool:
+        """Whether the partial last page must not be written as it is: others have it, or may ask for what it holds."""
+        return self.tail_is_shared() or (bool(self.length % PAGE_TOKENS) and self._pool.named(self.pages[self.length // PAGE_TOKENS]))
+
     def pages_needed(self, tokens: int) -> int:
         """Pages to allocate before `tokens` more can be written, one of them for the copy of a shared partial page."""
         need = pages_for(self.length + tokens) - len(self.pages)
@@ -97,16 +127,79 @@ class WorkingSet:
 
     def reserve(self, tokens: int, copy_page: Callable[[int, int], None]) -> None:
         """Make room for `tokens` more: own the partial last page and allocate the others. The caller has checked the pool."""
-        pool = self._pool
-        if tokens and self.tail_is_shared():
+        pool, owner = self._pool, self._owner
+        if tokens and self.tail_is_kept():
             at = self.length // PAGE_TOKENS
             old = self.pages[at]
-            new = pool.allocate(self._owner)
-            copy_page(old, new)
-            self.pages[at] = new
-            pool.release((old,))
+            if pool.refs(old) > 1:
+                new = pool.allocate(owner)
+                copy_page(old, new)
+                self.pages[at] = new
+                pool.release((old,), owner)
+            else:
+                self._cache.forget(old)
         for _ in range(pages_for(self.length + tokens) - len(self.pages)):
-            self.pages.append(pool.allocate(self._owner))
+            self.pages.append(pool.allocate(owner))
+
+    # --- pages of others
+
+    def names(self, pages: int, ids: Sequence[int] = ()) -> list[bytes]:
+        """The names of the first `pages` full pages once `ids` follow what the set holds. The recipe covers it all (`recipe.known`)."""
+        chain, full = self.chain, self.length // PAGE_TOKENS
+        if len(chain) < min(pages, full):
+            self._cache.extend(chain, self._root, self.recipe.ids, min(pages, full))
+        if pages <= full:
+            return chain[:pages]
+        longer = chain[:full]
+        self._cache.extend(longer, self._root, [*self.recipe.ids, *ids], pages)
+        return longer
+
+    def attach(self, pages: Sequence[int], ids: Sequence[int], *, freeze: bool) -> None:
+        """Continue on shared `pages`, which hold the tokens from the start of the partial last page to the end of `ids`."""
+        at = self.length // PAGE_TOKENS
+        old = self.pages[at:]
+        self._pool.share(pages, self._owner)
+        self.pages[at:] = pages
+        self._pool.release(old, self._owner)
+        self.advance(len(ids), freeze=freeze)
+        self.recipe.extend(ids)
+
+    def publish(self, length: int) -> None:
+        """The first `length` tokens are on the device: name the full pages that may be shared."""
+        pages = min(length, self.length, self.frozen, self.recipe.known, self.public) // PAGE_TOKENS
+        if pages > self.named:
+            names = self.names(pages)
+            for at in range(self.named, pages):
+                self._cache.publish(names[at], self.pages[at])
+            self.named = pages
+
+    # --- pausing
+
+    def may_pause(self) -> bool:
+        """Whether the pages can be given back now and computed again later: nothing writes to them, and the recipe covers them."""
+        if self.paused or not self.length or self.leaving or self.dropped or not self.born or self.writing:
+            return False
+        if self.error is not None or self.recipe.known < self.length or self.guess is not None:
+            return False
+        return all(w.ended for w in self.writers) and all(w.ended and w.failure is None for w in self.inherited)
+
+    def pause(self) -> None:
+        """Give every page back; `length` and `frozen` stay as they are."""
+        pages, self.pages = self.pages, []
+        self.paused = True
+        self.named = 0
+        self._pool.release(pages, self._owner)
+
+    def resume(self, again: WorkingSet) -> None:
+        """Take the pages of `again`, which holds the same tokens, and maybe more than this set still has."""
+        pages, again.pages = again.pages, []
+        again.length = again.frozen = 0
+        keep = pages_for(self.length)
+        self.pages = pages[:keep]
+        self.last_step = again.last_step
+        self.named = min(again.named, self.length // PAGE_TOKENS)
+        self.paused = False
+        self._pool.release(pages[keep:], self._owner)
 
     def written_by(self, work: Pass) -> None:
         """`work` starts to extend the set."""
@@ -119,16 +212,31 @@ class WorkingSet:
         if freeze:
             self.frozen = self.length
 
+    def append(self, ids: Sequence[int] | None, n: int, *, plain: bool, freeze: bool) -> None:
+        """Count `n` tokens as written: `ids`, or (None) what a channel holds; `plain` ones see everything before them."""
+        self.advance(n, freeze=freeze)
+        if plain and ids is not None:
+            self.recipe.extend(ids)
+        else:
+            self.recipe.extend_unknown(n, pending=plain)
+
     def restore(self, length: int, frozen: int) -> None:
-        """Give back tokens of a cancelled pass."""
+        """Cut back to `length` tokens, `frozen` of them frozen."""
         self.length, self.frozen = length, frozen
+        self.cuts += 1
+        if length <= self.public:
+            self.public = EVERYTHING
         self._trim()
 
     def fork_into(self, child: WorkingSet, *, buffer: bool) -> None:
         """Let `child` share this prefix (and the buffer when asked). No device work: a partial page is copied at first write."""
         length = self.length if buffer else self.frozen
+        child.paused, child.used_at = self.paused, self.used_at
         child.pages = self.pages[: pages_for(length)]
-        self._pool.share(child.pages)
+        child.recipe = self.recipe.copy(length)
+        child.chain = self.chain[: length // PAGE_TOKENS]
+        child.named, child.public = min(self.named, length // PAGE_TOKENS), self.public
+        self._pool.share(child.pages, child._owner)
         child.length, child.frozen = length, self.frozen
         child.last_step = self.last_step  # a copy of the partial page must come after the step that writes the parent's tokens
         child.fork_points = {length}
@@ -149,8 +257,7 @@ class WorkingSet:
     def discard(self, n: int) -> None:
         """Drop the last `n` buffered tokens. Raises InvalidState."""
         self._check_buffer("discard", n)
-        self.length -= n
-        self._trim()
+        self.restore(self.length - n, self.frozen)
 
     def truncate(self, length: int) -> None:
         """Cut back to `length`: inside the buffer, or to a point at which the set was created or forked. Raises InvalidState."""
@@ -186,14 +293,17 @@ class WorkingSet:
         self.dropped = True
         pages, self.pages = self.pages, []
         self.length = self.frozen = 0
-        self._pool.release(pages)
+        self._pool.release(pages, self._owner)
 
     def _trim(self) -> None:
+        self.recipe.cut(self.length)
+        del self.chain[self.length // PAGE_TOKENS :]
+        self.named = min(self.named, self.length // PAGE_TOKENS)
         keep = pages_for(self.length)
         if keep < len(self.pages):
             extra = self.pages[keep:]
             del self.pages[keep:]
-            self._pool.release(extra)
+            self._pool.release(extra, self._owner)
 
     def _check_buffer(self, verb: str, n: int) -> None:
         if not 0 <= n <= self.buffered:
