@@ -15,8 +15,23 @@ F32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
+class Mask:
+    """Of the keys 0 … count - 1, those from `first` on are seen when they are in `keys`."""
+
+    first: int
+    count: int
+    keys: Sequence[int] = ()
+
+    def words(self) -> list[int]:
+        """The block of docs/architecture.md, section 4."""
+        seen = np.zeros(self.count - self.first + -(self.count - self.first) % 32, bool)
+        seen[[key - self.first for key in self.keys]] = True
+        return [self.first, self.count, *np.packbits(seen, bitorder="little").view("<u4").tolist()]
+
+
+@dataclass(frozen=True)
 class Token:
-    """One row of a step. `seq` numbers a page table of the step."""
+    """One row of a step. `seq` numbers a page table of the step; `place` is where it is stored, when that is not its position."""
 
     id: int = 0
     src: int = NONE
@@ -24,6 +39,8 @@ class Token:
     seq: int = 0
     window: int = 0
     sinks: int = 0
+    place: int | None = None
+    mask: Mask | None = None
 
 
 @dataclass(frozen=True)
@@ -36,7 +53,8 @@ class Step:
 
     def slot(self, token: Token) -> int:
         """The KV row of `token`."""
-        return self.tables[token.seq][token.pos // PAGE_TOKENS] * PAGE_TOKENS + token.pos % PAGE_TOKENS
+        place = token.pos if token.place is None else token.place
+        return self.tables[token.seq][place // PAGE_TOKENS] * PAGE_TOKENS + place % PAGE_TOKENS
 
     def slots(self, seq: int) -> list[int]:
         """The KV row of each position of sequence `seq`."""
@@ -51,9 +69,12 @@ class Step:
             starts.append(page_off + len(tables))
             tables += list(table)
         words = [len(self.tokens), len(self.reads), len(self.tables), 16, read_off, page_off, *[0] * 10]
+        masks: list[int] = []
         for t in self.tokens:
-            words += [t.id, t.src, t.pos, self.slot(t), starts[t.seq], t.window, t.sinks, 0]
-        return np.array([*words, *self.reads, *tables], np.uint32)
+            block = page_off + len(tables) + len(masks) if t.mask else 0
+            words += [t.id, t.src, t.pos, self.slot(t), starts[t.seq], t.window, t.sinks, block]
+            masks += t.mask.words() if t.mask else []
+        return np.array([*words, *self.reads, *tables, *masks], np.uint32)
 
 
 @dataclass(frozen=True)
@@ -101,12 +122,15 @@ def rotate(x: F32, pos: NDArray[np.int64], freqs: F32, style: str) -> F64:
 
 
 def visible(token: Token) -> list[int]:
-    """The positions that `token` sees, ascending."""
+    """The keys that `token` sees, ascending."""
+    if token.mask:
+        first = [p for p in range(token.mask.first) if token.window == 0 or p > token.pos - token.window or p < token.sinks]
+        return [*first, *sorted(token.mask.keys)]
     return [p for p in range(token.pos + 1) if token.window == 0 or p > token.pos - token.window or p < token.sinks]
 
 
 def attention(step: Step, q: F32, caches: tuple[F32, F32], kv_heads: int, scale: float) -> F64:
-    """q [T, heads, head_dim]; caches (k, v) [slots, kv_heads, head_dim]. Softmax attention over each token's visible positions."""
+    """q [T, heads, head_dim]; caches (k, v) [slots, kv_heads, head_dim]. Softmax attention over each token's visible keys."""
     k_cache, v_cache = caches
     out = np.empty(q.shape, np.float64)
     group = q.shape[1] // kv_heads
