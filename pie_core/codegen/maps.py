@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pie_core.codegen.cpu import INPUT, LOOP, ONCE, OUT, Code, CpuProgram, apply, operand_word
-from pie_core.codegen.wgsl import WgslKernel, Writer, constant, note_of
 from pie_core.codegen.wgsl_lib import helpers_for
+from pie_core.codegen.wgsl_writer import WgslKernel, Writer, constant, note_of
 from pie_core.eta.errors import ProgramError
 from pie_core.eta.ops import OPS, variant
 from pie_core.eta.program import Program

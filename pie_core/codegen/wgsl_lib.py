@@ -56,6 +56,9 @@ HELPERS: dict[str, str] = {
     "f_min": """fn f_min(a: f32, b: f32) -> f32 {
   return bitcast<f32>(select(bitcast<u32>(b), bitcast<u32>(a), f_down_key(a) > f_down_key(b)));
 }""",
+    "mask_apply": """fn mask_apply(x: f32, word: u32, i: u32) -> f32 {  // x where bit i % 32 is set, else -inf
+  return bitcast<f32>(select(0xff800000u, bitcast<u32>(x), ((word >> (i & 31u)) & 1u) == 1u));
+}""",
     "f_sign": """fn f_sign(x: f32) -> f32 {
   let k = f_key(x);
   return select(select(0.0, 1.0, k > 0x80000000u), -1.0, k < 0x80000000u && k != 0u);

@@ -20,6 +20,7 @@ from pie_core.codegen.wgsl import WgslKernel
 from tests.codegen.batch import Answer, Batch, MapLaunch
 
 Array = Any
+POISON = 0x7FC00ABC  # a NaN: scratch as some other program may leave it
 
 
 class Job(NamedTuple):
@@ -108,7 +109,9 @@ MACHINES = {"lavapipe": lavapipe, "swiftshader": swiftshader}
 def epilogue_job(batch: Batch, workgroup: int = 256) -> tuple[Job, WgslKernel]:
     """The dispatch of a batch."""
     kernel = emit_epilogue_wgsl(batch.program, workgroup)
+    scratch = np.full(kernel.scratch_words * len(batch.lanes) + 4, POISON, np.uint32)
     given = {"logits": batch.logits, "hidden": batch.hidden, "arena": batch.arena, "lanes": batch.table, "results": batch.results}
+    given["scratch"] = scratch
     arrays = tuple(given[name] for name, _ in kernel.bindings)
     return Job(kernel.source, arrays, tuple(a for _, a in kernel.bindings), len(batch.lanes)), kernel
 
@@ -119,6 +122,7 @@ def run_batches(machine: str, batches: Sequence[Batch], workgroup: int = 256) ->
     answers = []
     for batch, (_, kernel), arrays in zip(batches, jobs, MACHINES[machine]([j for j, _ in jobs]), strict=True):
         after = {name: array for (name, _), array in zip(kernel.bindings, arrays, strict=True)}
+        assert "scratch" not in after or (after["scratch"][-4:] == POISON).all(), "scratch was written behind the last lane"
         answers.append(batch.answers(after.get("arena", batch.arena), after["results"]))
     return answers
 

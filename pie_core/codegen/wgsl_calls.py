@@ -1,0 +1,68 @@
+"""Skeletons of a schedule to WGSL functions and their calls; equal functions of one kernel are written once."""
+
+from __future__ import annotations
+
+from pie_core.codegen.schedule import SMALL_SORT, Place, Skeleton
+from pie_core.codegen.wgsl_routines import Routine, Rows
+from pie_core.codegen.wgsl_select import pivot, top_k
+from pie_core.codegen.wgsl_skeletons import matmul, ranks, running, scatter, sort
+from pie_core.codegen.wgsl_values import Values
+from pie_core.codegen.wgsl_writer import note_of
+from pie_core.eta.program import Node
+from pie_core.eta.rules import elements
+
+
+class Routines:
+    """The functions of one kernel. `lines`: of code, each call counted, since compilers inline them."""
+
+    def __init__(self, workgroup: int) -> None:
+        self.workgroup = workgroup
+        self.functions: list[str] = []
+        self.lines = 0
+        self._names: dict[str, str] = {}
+
+    def call(self, body: Values, skeleton: Skeleton) -> None:
+        """Write the call of a skeleton; a barrier has to stand before and after it."""
+        node = body.plan.node(skeleton.id)
+        routine, operands = self._routine(body, skeleton, node)
+        name = self._names.get(routine.text)
+        if name is None:
+            name = self._names[routine.text] = f"{node.name}_{len(self._names)}"
+            self.functions.append(routine.text.replace("NAME", name))
+        self.lines += routine.text.count("\n")
+        body.iterations += routine.iterations
+        body.uses.add("scratch")
+        body.line(f"// {note_of(skeleton.id, node)}")
+        body.line(f"{name}(lid, {', '.join(operands)});  // at most {routine.iterations} iterations")
+
+    def _routine(self, body: Values, skeleton: Skeleton, node: Node) -> tuple[Routine, list[str]]:
+        """The function, and its arguments after lid."""
+        program, wg = body.plan.program, self.workgroup
+        given = [program.ops[a] for a in node.args]
+        places = list(zip(node.args, skeleton.operands, strict=True))
+        sources = [body.base(place, body.plan.node(body.plan.resolve(arg))) for arg, place in places if place]
+        results = [f"mine + {word}u" for word in skeleton.result]
+        work = f"mine + {skeleton.work}u"
+        rows = [_rows(operand, place) for operand, place in zip(given, skeleton.operands, strict=True)]
+        if node.name in ("pivot_rank", "pivot_mass"):
+            return pivot(node.name == "pivot_mass", rows[0], wg), [sources[0], results[0], body.scalar(node.args[1])]
+        if node.name in ("sort_desc", "top_k"):
+            k = node.shape[-1]
+            if rows[0].n <= SMALL_SORT:
+                return ranks(rows[0], k, wg), [sources[0], *results]
+            selects = node.name == "top_k" and k <= SMALL_SORT
+            return (top_k if selects else sort)(rows[0], k, wg), [sources[0], *results, work]
+        if node.name in ("cumsum", "cumprod"):
+            return running(node.name == "cumprod", rows[0], wg), [sources[0], results[0]]
+        if node.name == "matmul":
+            return matmul(rows[0], rows[1], wg), [*sources, results[0]]
+        if node.name in ("scatter_add", "scatter_set"):
+            n = given[0].shape[0]
+            base = rows[0]._replace(rows=n, n=elements(given[0].shape) // n)
+            return scatter(node.name == "scatter_add", base, rows[1], rows[2].region, wg), [*sources, results[0]]
+        raise AssertionError(f"no WGSL for the skeleton {node.name}")
+
+
+def _rows(node: Node, place: Place | None) -> Rows:
+    n = node.shape[-1] if node.shape else 1
+    return Rows(place.region if place else "", node.dtype, elements(node.shape) // n, n)

@@ -1,0 +1,146 @@
+"""WGSL functions that a workgroup runs together, from memory to memory: what they share, and prefix sums over threads."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from string import Template
+from typing import NamedTuple
+
+from pie_core.codegen.wgsl_folds import TREE
+from pie_core.codegen.wgsl_writer import region_value, region_word, value_of, word_of
+
+BINS = 256  # of a radix pass
+
+
+@dataclass(frozen=True)
+class Routine:
+    """A function `NAME(lid, …)`: its text, with NAME for its name, and the loop iterations of one call by one thread."""
+
+    text: str
+    iterations: int
+
+
+class Rows(NamedTuple):
+    """What a routine reads: `rows` rows of `n` elements of `dtype` in a bound region."""
+
+    region: str
+    dtype: str
+    rows: int
+    n: int
+
+
+# Functions of the workgroup, by name. `sync` makes scratch visible to all threads; the others stand between barriers of their own.
+COMMON: dict[str, str] = {
+    "sync": """fn sync() {  // all threads arrive, and see what the others wrote
+  storageBarrier();
+  workgroupBarrier();
+}""",
+    "kept": """fn kept(x: f32, least: u32, last: u32, at: u32) -> bool {  // of a pivot: by key, equal keys by index
+  let key = f_key(x);
+  return key > least || (key == least && at <= last);
+}""",
+    "mass": """fn mass(p: f32) -> u32 {  // in units of 2^-30; 0 for NaN
+  return select(u32(min(p, 1.0) * 1073741824.0), 0u, f_key(p) <= 0x80000000u);
+}""",
+    "bin_of": """fn bin_of(b: u32) -> u32 {  // what a bin holds, at most 2^30: thresholds are not greater
+  let full = (atomicLoad(&wrapped[b >> 5u]) >> (b & 31u)) & 1u;
+  return select(min(atomicLoad(&bins[b]), 0x40000000u), 0x40000000u, full == 1u);
+}""",
+    "add_to_bin": """fn add_to_bin(b: u32, amount: u32) {
+  let held = atomicAdd(&bins[b], amount);
+  if (held + amount < held) { atomicOr(&wrapped[b >> 5u], 1u << (b & 31u)); }
+}""",
+    "clear_bins": f"""fn clear_bins(lid: u32) {{
+  for (var b = lid; b < {BINS}u; b += $wg) {{ atomicStore(&bins[b], 0u); }}
+  if (lid < 8u) {{ atomicStore(&wrapped[lid], 0u); }}
+  workgroupBarrier();
+}}""",
+    "digit_of": """fn digit_of(lid: u32, want: u32) -> vec2<u32> {  // the greatest bin that reaches `want`, and the sum above it
+  workgroupBarrier();
+  if (lid < 16u) {
+    var sum = 0u;
+    for (var j = 0u; j < 16u; j += 1u) { sum = min(sum + bin_of(lid * 16u + j), 0x40000000u); }
+    blocks[lid] = sum;
+  }
+  workgroupBarrier();
+  var above = 0u;
+  var block = 15u;
+  for (var j = 0u; j < 15u; j += 1u) {
+    if (blocks[block] >= want - above) { break; }
+    above += blocks[block];
+    block -= 1u;
+  }
+  var b = block * 16u + 15u;
+  for (var j = 0u; j < 15u; j += 1u) {
+    let held = bin_of(b);
+    if (held >= want - above) { break; }
+    above += held;
+    b -= 1u;
+  }
+  workgroupBarrier();
+  return vec2<u32>(b, above);
+}""",
+    "before": """fn before(lid: u32, count: u32) -> u32 {  // the sum of `count` over the threads before this one
+$scan
+}""",
+}
+SHARED = {
+    "bins": "var<workgroup> bins: array<atomic<u32>, 256>;",
+    "wrapped": "var<workgroup> wrapped: array<atomic<u32>, 8>;",
+    "filled": "var<workgroup> filled: atomic<u32>;",
+    "parts": "var<workgroup> parts: array<u32, $wg>;",
+    "blocks": "var<workgroup> blocks: array<u32, 16>;",
+}
+DIGIT_ITERATIONS = 16 + 15 + 15
+SCAN_ITERATIONS = 3 * TREE
+
+
+def fill(text: str, **values: object) -> str:
+    """`text` with each $name replaced; numbers as u32 literals."""
+    return Template(text).substitute({k: f"{v}u" if isinstance(v, int) else str(v) for k, v in values.items()})
+
+
+def scan(workgroup: int, value: str, dtype: str, join: str, identity: str) -> str:
+    """Statements of a function that returns `value` joined over the threads before this one, in order."""
+    part, block = value_of("parts[j]", dtype), value_of("blocks[j]", dtype)
+    first = value_of("parts[lid * 16u + j]", dtype)
+    return f"""  parts[lid] = {word_of(value, dtype)};
+  workgroupBarrier();
+  if (lid < {workgroup // TREE}u) {{
+    var all = {identity};
+    for (var j = 0u; j < 16u; j += 1u) {{ all = all {join} {first}; }}
+    blocks[lid] = {word_of("all", dtype)};
+  }}
+  workgroupBarrier();
+  var sum = {identity};
+  for (var j = 0u; j < lid / 16u; j += 1u) {{ sum = sum {join} {block}; }}
+  for (var j = lid & 0xfffffff0u; j < lid; j += 1u) {{ sum = sum {join} {part}; }}
+  workgroupBarrier();
+  return sum;"""
+
+
+def key_at(region: str, at: str, dtype: str) -> str:
+    """WGSL: the ordered key of the element at index `at` of a region."""
+    if dtype == "f32":
+        return f"f_key({region_value(region, at, dtype)})"
+    return f"({region_word(region, at)} ^ 0x80000000u)" if dtype == "i32" else region_word(region, at)
+
+
+_CALL = re.compile(r"\b([a-z]\w*)\(")
+_SHARED = re.compile(r"&?\b([a-z]\w*)\b(?=\[|\)|,)")
+
+
+def common(code: str, workgroup: int) -> tuple[list[str], list[str]]:
+    """(functions, shared variables) that `code` uses, directly or through others."""
+    scanned = scan(workgroup, "count", "u32", "+", "0u")
+    needed: dict[str, str] = {}
+    todo = [code]
+    while todo:
+        for name in set(_CALL.findall(todo.pop())):
+            if name in COMMON and name not in needed:
+                needed[name] = fill(COMMON[name], wg=workgroup, scan=scanned)
+                todo.append(needed[name])
+    functions = [needed[name] for name in COMMON if name in needed]
+    names = set(_SHARED.findall("\n".join([code, *functions])))
+    return functions, [fill(text, wg=str(workgroup)) for name, text in SHARED.items() if name in names]

@@ -1,0 +1,208 @@
+"""Skeletons in WGSL: sort, running sums and products, matrix product, scatter; each a function that one workgroup runs together."""
+
+from __future__ import annotations
+
+from pie_core.codegen.wgsl_loops import BARRIERS
+from pie_core.codegen.wgsl_routines import SCAN_ITERATIONS, Routine, Rows, fill, key_at, scan
+from pie_core.codegen.wgsl_writer import region_value, region_word, value_of, word_of
+
+SERIAL_PRODUCT = 1024  # longest row whose running product one thread makes: parts alone may overflow where the whole does not
+
+RANKS = """fn NAME(lid: u32, source: u32, values: u32, indices: u32) {  // rank of an element: how many of its row come before it
+  for (var e = lid; e < $all; e += $wg) {
+    let row = e / $n;
+    let at = e % $n;
+    let first = source + row * $n;
+    let key = $own;
+    var rank = 0u;
+    for (var j = 0u; j < $n; j += 1u) {
+      let other = $other;
+      rank += select(0u, 1u, other > key || (other == key && j < at));
+    }
+    if (rank < $k) {
+      scratch[values + row * $k + rank] = $word;
+      scratch[indices + row * $k + rank] = at;
+    }
+  }
+}"""
+
+SORT = """fn NAME(lid: u32, source: u32, values: u32, indices: u32, work: u32) {  // stable radix sort of each row, four bits a pass
+  let start = min(lid * $part, $n);
+  let end = min(start + $part, $n);
+  let counts = work + $four_n;
+  for (var row = 0u; row < $rows; row += 1u) {
+    let first = source + row * $n;
+    for (var i = lid; i < $n; i += $wg) {
+      scratch[work + i] = ~$key;
+      scratch[work + $n + i] = i;
+    }
+    sync();
+    for (var turn = 0u; turn < 8u; turn += 1u) {
+      let shift = 4u * turn;
+      let keys = work + (turn & 1u) * $two_n;
+      let sorted = work + (1u - (turn & 1u)) * $two_n;
+      var next: array<u32, 16>;
+      for (var d = 0u; d < 16u; d += 1u) { next[d] = 0u; }
+      for (var i = start; i < end; i += 1u) { next[(scratch[keys + i] >> shift) & 15u] += 1u; }
+      for (var d = 0u; d < 16u; d += 1u) { scratch[counts + d * $wg + lid] = next[d]; }
+      sync();
+      var mine = 0u;
+      for (var j = 0u; j < 16u; j += 1u) { mine += scratch[counts + lid * 16u + j]; }
+      var place = before(lid, mine);
+      for (var j = 0u; j < 16u; j += 1u) {
+        let count = scratch[counts + lid * 16u + j];
+        scratch[counts + lid * 16u + j] = place;
+        place += count;
+      }
+      sync();
+      for (var d = 0u; d < 16u; d += 1u) { next[d] = scratch[counts + d * $wg + lid]; }
+      for (var i = start; i < end; i += 1u) {
+        let key = scratch[keys + i];
+        let d = (key >> shift) & 15u;
+        let to = min(next[d], $n - 1u);
+        next[d] += 1u;
+        scratch[sorted + to] = key;
+        scratch[sorted + $n + to] = scratch[keys + $n + i];
+      }
+      sync();
+    }
+    for (var j = lid; j < $k; j += $wg) {
+      let at = scratch[work + $n + j];
+      scratch[values + row * $k + j] = $word;
+      scratch[indices + row * $k + j] = at;
+    }
+    sync();
+  }
+}"""
+
+RUNNING_SERIAL = """fn NAME(lid: u32, source: u32, result: u32) {  // one row a thread, left to right
+  for (var row = lid; row < $rows; row += $wg) {
+    var run = $identity;
+    for (var i = row * $n; i < row * $n + $n; i += 1u) {
+      run = run $join $value;
+      scratch[result + i] = $word;
+    }
+  }
+}"""
+
+RUNNING = """fn NAME_before(lid: u32, part: $dtype) -> $dtype {
+$scan
+}
+fn NAME(lid: u32, source: u32, result: u32) {  // each thread a part of the row, from what the parts before it come to
+  for (var row = 0u; row < $rows; row += 1u) {
+    let start = row * $n + min(lid * $part, $n);
+    let end = row * $n + min(lid * $part + $part, $n);
+    var run = $identity;
+    for (var i = start; i < end; i += 1u) { run = run $join $value; }
+    run = NAME_before(lid, run);
+    for (var i = start; i < end; i += 1u) {
+      run = run $join $value;
+      scratch[result + i] = $word;
+    }
+  }
+}"""
+
+MATMUL_SERIAL = """fn NAME(lid: u32, a: u32, b: u32, result: u32) {  // one element a thread
+  for (var e = lid; e < $all; e += $wg) {
+    let row = a + (e / $n) * $k;
+    let column = b + e % $n;
+    var sum = 0.0;
+    for (var j = 0u; j < $k; j += 1u) { sum = fma($left, $right, sum); }
+    scratch[result + e] = bitcast<u32>(sum);
+  }
+}"""
+
+MATMUL = """fn NAME_before(lid: u32, part: f32) -> f32 {
+$scan
+}
+fn NAME(lid: u32, a: u32, b: u32, result: u32) {  // one element at a time, all threads together
+  for (var e = 0u; e < $all; e += 1u) {
+    let row = a + (e / $n) * $k;
+    let column = b + e % $n;
+    var sum = 0.0;
+    for (var j = lid; j < $k; j += $wg) { sum = fma($left, $right, sum); }
+    let others = NAME_before(lid, sum);
+    if (lid == $wg - 1u) { scratch[result + e] = bitcast<u32>(others + sum); }
+  }
+}"""
+
+SCATTER = """fn NAME(lid: u32, base: u32, index: u32, values: u32, result: u32) {  // rows of a thread's own, updates in index order
+  for (var i = lid; i < $all; i += $wg) { scratch[result + i] = $base_word; }
+  sync();
+  for (var unit = lid; unit < $units; unit += $wg) {
+    let column = unit % $columns;
+    let share = unit / $columns;
+    for (var j = 0u; j < $m; j += 1u) {
+      let row = $row;
+      if (row < $n && row % $shares == share) {
+        let to = result + row * $columns + column;
+        scratch[to] = $update;
+      }
+    }
+  }
+}"""
+
+
+def ranks(source: Rows, k: int, workgroup: int) -> Routine:
+    """(lid, source, values, indices): the first k of each sorted row of at most SMALL_SORT elements."""
+    region, dtype, rows, n = source
+    text = fill(
+        RANKS, all=rows * n, n=n, k=k, wg=workgroup, own=key_at(region, "source + e", dtype),
+        other=key_at(region, "first + j", dtype), word=region_word(region, "source + e"),
+    )  # fmt: skip
+    return Routine(text, -(-rows * n // workgroup) * (1 + n))
+
+
+def sort(source: Rows, k: int, workgroup: int) -> Routine:
+    """(lid, source, values, indices, work of 4 n + HISTOGRAM_WORDS words): the first k of each sorted row."""
+    region, dtype, rows, n = source
+    part = -(-n // workgroup)
+    text = fill(
+        SORT, n=n, two_n=2 * n, four_n=4 * n, k=k, rows=rows, wg=workgroup, part=part,
+        key=key_at(region, "first + i", dtype), word=region_word(region, "first + at"),
+    )  # fmt: skip
+    each = 1 + 2 * part + 5 * 16 + SCAN_ITERATIONS
+    return Routine(text, rows * (1 + part + 8 * each + -(-k // workgroup)))
+
+
+def running(product: bool, source: Rows, workgroup: int) -> Routine:
+    """(lid, source, result): running sum or product of each row."""
+    region, dtype, rows, n = source
+    join = "*" if product else "+"
+    identity = {"f32": "{}.0", "i32": "{}i", "u32": "{}u"}[dtype].format(int(product))
+    value = region_value(region, "source + i", dtype)
+    part = -(-n // workgroup)
+    values = {"rows": rows, "n": n, "identity": identity, "join": join, "value": value, "word": word_of("run", dtype)}
+    serial = -(-rows // workgroup) * (1 + n)
+    together = rows * (1 + 2 * part + SCAN_ITERATIONS)
+    if serial <= together + rows * BARRIERS or (product and dtype == "f32" and n <= SERIAL_PRODUCT):
+        return Routine(fill(RUNNING_SERIAL, wg=workgroup, **values), serial)
+    return Routine(fill(RUNNING, part=part, dtype=dtype, scan=scan(workgroup, "part", dtype, join, identity), **values), together)
+
+
+def matmul(a: Rows, b: Rows, workgroup: int) -> Routine:
+    """(lid, a, b, result): the product of two matrices of f32."""
+    m, k, n = a.rows, a.n, b.n
+    values = {"all": m * n, "k": k, "n": n, "wg": workgroup}
+    code = {"left": region_value(a.region, "row + j", "f32"), "right": region_value(b.region, f"column + j * {n}u", "f32")}
+    serial = -(-m * n // workgroup) * (1 + k)
+    together = m * n * (1 + -(-k // workgroup) + SCAN_ITERATIONS)
+    if serial <= together + m * n * BARRIERS:
+        return Routine(fill(MATMUL_SERIAL, **values, **code), serial)
+    return Routine(fill(MATMUL, scan=scan(workgroup, "part", "f32", "+", "0.0"), **values, **code), together)
+
+
+def scatter(add: bool, base: Rows, index: Rows, values: str, workgroup: int) -> Routine:
+    """(lid, base, index, values, result): updates of rows of a table, their values in region `values`. In the result, one thread owns a
+    row of a column."""
+    n, columns, m, dtype = base.rows, base.n, index.n, base.dtype
+    shares = max(1, workgroup // columns)
+    word = region_word(values, "values + j * $columns + column")
+    update = word
+    if add:
+        update = word_of(f"{value_of('scratch[to]', dtype)} + {region_value(values, 'values + j * $columns + column', dtype)}", dtype)
+    text = fill(
+        SCATTER, all=n * columns, wg=workgroup, n=n, m=m, columns=columns, units=shares * columns, shares=shares,
+        base_word=region_word(base.region, "base + i"), row=region_word(index.region, "index + j"), update=fill(update, columns=columns),
+    )  # fmt: skip
+    return Routine(text, -(-n * columns // workgroup) + -(-shares * columns // workgroup) * (1 + m))
