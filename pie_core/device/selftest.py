@@ -10,6 +10,7 @@ import struct
 from array import array
 from collections.abc import Mapping, Sequence
 
+from pie_core.device.mask_block import mask_block
 from pie_core.device.protocol import NONE, PAGE_TOKENS, Buffer, Device, DeviceError, Launch, TemplateSpec, Weight
 from pie_core.device.templates import template
 
@@ -19,6 +20,8 @@ PAGES = (2, 0)  # its page table: not in order
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64
 WIDTH = HEADS * HEAD_DIM
 VOCAB = 6
+FIRST, WINDOW, SINKS = 13, 4, 2  # of the masked run: keys 0 and 1, those of the window, and the bits of
+MASKS = ((14,), (13, 15), (13, 14, 16))  # each token, whose place is its position
 LOGITS = 49_152
 PERIOD = 96  # the logits matrix repeats its rows, so few answers check all of it
 
@@ -85,6 +88,19 @@ def plain_block(fmt: str, values: _Values, rows: int, cols: int) -> tuple[bytes,
     return struct.pack(f"<{rows * cols}{'e' if fmt == 'f16' else 'f'}", *_flat(matrix)), matrix
 
 
+def attended(query: Sequence[float], seen: Sequence[int], keys: Matrix, values: Matrix) -> list[float]:
+    """The attention of one token, all heads, over the keys `seen`."""
+    out: list[float] = []
+    for head in range(HEADS):
+        at = head // (HEADS // KV_HEADS) * HEAD_DIM
+        scores = [0.125 * sum(query[head * HEAD_DIM + i] * keys[p][at + i] for i in range(HEAD_DIM)) for p in seen]
+        top = max(scores)
+        shares = [math.exp(s - top) for s in scores]
+        total = sum(shares)
+        out += [sum(e * values[p][at + i] for p, e in zip(seen, shares, strict=True)) / total for i in range(HEAD_DIM)]
+    return out
+
+
 class SelfTest:
     """The run on one device; the sequence's tokens share one step buffer."""
 
@@ -130,13 +146,16 @@ class SelfTest:
                     f"output {index} is {got!r}, expected {want!r} within {slack:.2g}; use another device (--device cpu)"
                 )
 
-    def step(self) -> Buffer:
+    def step(self, masked: bool = False) -> Buffer:
         """Three tokens: id 5, an id from arena word 3, an id outside the vocabulary; read-outs of rows 2 and 0."""
         words = [3, 2, 1, 16, 40, 42, *[0] * 10]
         ids = [(5, NONE), (0, 3), (VOCAB + 3, NONE)]
-        for (token, source), pos in zip(ids, POSITIONS, strict=True):
-            words += [token, source, pos, PAGES[pos // PAGE_TOKENS] * PAGE_TOKENS + pos % PAGE_TOKENS, 42, 0, 0, 0]
-        words += [2, 0, *PAGES]
+        blocks: list[int] = []
+        for (token, source), pos, keys in zip(ids, POSITIONS, MASKS, strict=True):
+            geometry = [WINDOW, SINKS, 44 + len(blocks)] if masked else [0, 0, 0]
+            words += [token, source, pos, PAGES[pos // PAGE_TOKENS] * PAGE_TOKENS + pos % PAGE_TOKENS, 42, *geometry]
+            blocks += mask_block(FIRST, pos + 1, keys)
+        words += [2, 0, *PAGES, *blocks]
         return self.buffer(struct.pack(f"<{len(words)}I", *words), "step")
 
     async def embed_and_norm(self, step: Buffer) -> None:
@@ -177,7 +196,7 @@ class SelfTest:
             await self.check(f"linear fmt={fmt} m={m}", out, t * m, want)
 
     async def attention(self, step: Buffer) -> None:
-        """`rope_append` of positions 14 to 16 and `attention` over all 17, through the page table, with two heads a KV head."""
+        """`rope_append` of positions 14 to 16 and `attention` through the page table: over all keys, then over masked ones."""
         kv_width, half = KV_HEADS * HEAD_DIM, HEAD_DIM // 2
         freqs = [10_000.0 ** (-j / half) for j in range(half)]
         freqs = list(struct.unpack(f"<{half}f", _packed(freqs)))
@@ -206,17 +225,13 @@ class SelfTest:
         await self.check("rope_append (q)", q, 0, _flat(queries))
         await self.check("rope_append (k)", k_cache, slots[16] * kv_width, keys[16])
         await self.check("rope_append (v)", v_cache, slots[15] * kv_width, values[15])
-        self.run(template("attention", scale=0.125, **sizes), {"step": step, "q": q, "k_cache": k_cache, "v_cache": v_cache, "out": out})
-        want: list[float] = []
-        for query, pos in zip(queries, POSITIONS, strict=True):
-            for head in range(HEADS):
-                at = head // (HEADS // KV_HEADS) * HEAD_DIM
-                scores = [0.125 * sum(query[head * HEAD_DIM + i] * keys[p][at + i] for i in range(HEAD_DIM)) for p in range(pos + 1)]
-                top = max(scores)
-                shares = [math.exp(s - top) for s in scores]
-                total = sum(shares)
-                want += [sum(e * values[p][at + i] for p, e in enumerate(shares)) / total for i in range(HEAD_DIM)]
-        await self.check("attention", out, 0, want)
+        spec, bound = template("attention", scale=0.125, **sizes), {"q": q, "k_cache": k_cache, "v_cache": v_cache, "out": out}
+        plain = [list(range(pos + 1)) for pos in POSITIONS]
+        masked = [[*(p for p in range(FIRST) if p > pos - WINDOW or p < SINKS), *bits] for pos, bits in zip(POSITIONS, MASKS, strict=True)]
+        for name, buffer, seen in (("attention", step, plain), ("attention with masks", self.step(masked=True), masked)):
+            self.run(spec, {"step": buffer, **bound})
+            want = [v for query, chosen in zip(queries, seen, strict=True) for v in attended(query, chosen, keys, values)]
+            await self.check(name, out, 0, want)
 
     async def all(self) -> None:
         """Every template, every weight format, and logits of a full vocabulary."""

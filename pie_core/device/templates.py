@@ -48,7 +48,13 @@ TEMPLATES: dict[str, TemplateInfo] = {
     "attention": TemplateInfo(
         (("step", "r"), ("q", "r"), ("k_cache", "r"), ("v_cache", "r"), ("out", "rw")),
         ("heads", "kv_heads", "head_dim", "scale", "bucket"),
-        "out[t] = softmax(scale * q . K) V over the visible positions of the token's sequence, through its page table; grouped heads.",
+        "out[t] = softmax(scale * q . K) V over the keys that the token sees, through its page table; grouped heads. Without a mask block "
+        "they are positions p <= pos with window == 0, p > pos - window or p < sinks. With one, [first, count, bits...], they are stored "
+        "tokens 0 .. count - 1: p < first with window == 0, p > pos - window or p < sinks (behind pos or not: pos only turns and "
+        "measures the window), p >= first by its bit. Keys are summed by rank, so a token of a tree has the bits of its path alone. "
+        "A NaN row: no key is visible; first > count; count, pos or a visible page outside the cache; a block, its bits or a page "
+        "table outside the step buffer; a block in the header. webgpu: also more keys than its loops may take (131,072 on software "
+        "adapters, 49,152 on GPUs), visible or, with a mask, from first on.",
     ),
 }
 

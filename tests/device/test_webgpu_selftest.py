@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
@@ -48,6 +49,23 @@ WRONG = [
 async def test_names_the_wrong_kernel(name: str, change: dict[str, Any], named: str) -> None:
     wrong: Any = Tampered(lavapipe(), name, change)
     with pytest.raises(DeviceError, match=f"kernel {named} is wrong on webgpu device 'llvmpipe.*use another device"):
+        await self_test(wrong)
+
+
+class Maskless(Tampered):
+    """A real device whose step buffers lose the mask offsets (word 7) of their tokens."""
+
+    def write(self, buffer: Any, offset: int, data: Any) -> None:
+        words = list(struct.unpack(f"<{len(data) // 4}I", data)) if buffer.label == "self-test step" else []
+        for token in range(words[0] if words else 0):
+            words[16 + 8 * token + 7] = 0
+        self.device.write(buffer, offset, struct.pack(f"<{len(words)}I", *words) if words else data)
+
+
+@pytest.mark.parametrize("device", [lavapipe, as_gpu])
+async def test_names_attention_that_ignores_masks(device: Any) -> None:
+    wrong: Any = Maskless(device(), "", {})
+    with pytest.raises(DeviceError, match="kernel attention with masks is wrong on webgpu device 'llvmpipe"):
         await self_test(wrong)
 
 
