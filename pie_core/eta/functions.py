@@ -39,7 +39,7 @@ def _shape(shape: int | Sequence[int], what: str) -> Shape:
 
 def cast(x: Tensor, dtype: str) -> Tensor:
     """x as f32, i32, u32 or bool; f32 to integers truncates and saturates, NaN is 0; to bool is x != 0."""
-    return x.cast(dtype)
+    return _only(x, "cast").cast(dtype)
 
 
 def constant(value: Scalar, dtype: str) -> Tensor:
@@ -69,17 +69,23 @@ def iota(n: int) -> Tensor:
 
 def rng_uniform(state: Tensor, shape: int | Sequence[int] = ()) -> Tensor:
     """Uniform f32 in (0, 1) of `shape`, from a state u32[2]; the same state gives the same numbers on every device."""
-    return state.trace.add("rng_uniform", (state,), NO_ATTRS, ("f32", _shape(shape, "rng_uniform")))
+    return _random("rng_uniform", state, shape)
 
 
 def rng_gumbel(state: Tensor, shape: int | Sequence[int] = ()) -> Tensor:
     """Standard Gumbel noise of `shape` from a state u32[2]; always finite."""
-    return state.trace.add("rng_gumbel", (state,), NO_ATTRS, ("f32", _shape(shape, "rng_gumbel")))
+    return _random("rng_gumbel", state, shape)
 
 
 def rng_normal(state: Tensor, shape: int | Sequence[int] = ()) -> Tensor:
     """Standard normal noise of `shape` from a state u32[2]."""
-    return state.trace.add("rng_normal", (state,), NO_ATTRS, ("f32", _shape(shape, "rng_normal")))
+    return _random("rng_normal", state, shape)
+
+
+def _random(name: str, state: Tensor, shape: int | Sequence[int]) -> Tensor:
+    if not isinstance(state, Tensor):
+        raise TraceError(f"{name} takes a state u32[2], got {type(state).__name__}; Channel.counter(seed).take() gives one")
+    return state.trace.add(name, (state,), NO_ATTRS, ("f32", _shape(shape, name)))
 
 
 def sort_desc(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -87,8 +87,9 @@ def pivot_mass(np: NumPy, x: Array, p: Array) -> Array:
     order = _descending(np, x)
     masses = np.take_along_axis(mass(np, x), order, axis=-1)
     before = np.cumsum(masses, axis=-1, dtype=np.uint32) - masses
+    below = np.logical_and.accumulate(before < mass(np, np.asarray(p, np.float32)), axis=-1)  # a prefix: before it ends, nothing can wrap
     keep = np.empty(x.shape, bool)
-    np.put_along_axis(keep, order, before < mass(np, np.asarray(p, np.float32)), axis=-1)
+    np.put_along_axis(keep, order, below, axis=-1)
     return keep & ~np.isnan(x)
 
 

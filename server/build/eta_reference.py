@@ -31,7 +31,7 @@ KINDS = {
 OPERATORS = {
     "add": "`a + b`", "sub": "`a - b`", "mul": "`a * b`", "div": "`a / b` (f32), `a // b` (integers)", "rem": "`a % b`", "neg": "`-a`",
     "abs": "`abs(a)`", "gt": "`a > b`", "ge": "`a >= b`", "eq": "`a == b`", "ne": "`a != b`", "lt": "`a < b`", "le": "`a <= b`",
-    "and": "`a & b`", "or": "`a \\| b`", "not": "`~a`", "matmul": "`a @ b`", 
+    "and": "`a & b`", "or": "`a \\| b`", "not": "`~a`", "matmul": "`a @ b`",
     "gather": "`a[i]`, `a[i:j]`, `a[indices]`", "cast": "`a.cast(dtype)`",
     "output": "`intrinsics.output(i, name)`", "outputs": "`intrinsics.outputs(name)`", "intrinsic": "`intrinsics.tokens()` and so on",
     "take": "`channel.take()`", "read": "`channel.read()`", "put": "`channel.put(value)`", "pivot_rank": "`pivot_threshold(x, rank=k)`",
