@@ -16,6 +16,7 @@ from pie_core.device.selftest import self_test
 from pie_core.device.templates import template
 from pie_core.eta.program import Program
 from pie_web.adapter import open_device
+from pie_web.turns import Turns
 
 
 class Runner:
@@ -102,7 +103,7 @@ class Tampered:
 
 async def run(host: Any, cases: str, tampered: str) -> str:
     """JSON {device, wrong: {title: lines}, selftest: seconds or message, refused: [message of each tampered kernel]}."""
-    opened = await open_device(host)
+    opened = await open_device(host, Turns(host.ticker))
     if opened is None:
         return json.dumps({"failed": f"{host.failure.name}: {host.failure.message}"})
     device: Any = opened.device

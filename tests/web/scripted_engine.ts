@@ -64,8 +64,9 @@ function run({ source, input = {}, cancelAfter }: Job): Promise<Ended> {
       else if (name === "ws.length") settle([future, true, 7]);
       else if (name === "send") ended.sent.push(fields["value"]);
     };
-    port1.onmessage = ({ data }: MessageEvent<string>) => {
-      const [kind, ...rest] = JSON.parse(data) as [string, ...unknown[]];
+    port1.onmessage = ({ data }: MessageEvent<string | string[]>) => [data].flat().forEach(hear);
+    const hear = (text: string): void => {
+      const [kind, ...rest] = JSON.parse(text) as [string, ...unknown[]];
       if (kind === "op") carryOut(rest[0] as string, rest[1] as Record<string, unknown>);
       else if (kind === "fault") finish({ fault: rest[0] as Ended["fault"] & object });
       else {

@@ -67,6 +67,45 @@ def pure_packages(folder: Path) -> Path:
     return folder
 
 
+# The cpu device of the page, by itself: its queue, and the clock beside its work.
+PROBE = """
+import asyncio, json, time
+
+async def probe(page):
+    device, kernels, found = page._opened.device, page._opened._raw._kernels, {}
+    buffer = device.create_buffer(64, "probe")
+    other = device.create_buffer(64, "other")
+    device.write(buffer, 0, b"a" * 64)
+    device.copy(buffer, 0, other, 0, 64)
+    device.write(buffer, 0, memoryview(b"b" * 64))
+    reads = [device.read(buffer, 0, 4), device.read(other, 0, 4)]
+    device.write(buffer, 0, b"c" * 64)
+    before, said = kernels.busyMs, []
+    asyncio.get_running_loop().call_soon(said.append, "turn")
+    reads[0].add_done_callback(lambda _: said.append("read"))
+    found["at the call"] = [kernels.busyMs == before, any(r.done() for r in reads)]
+    found["read"] = [(await r).decode() for r in reads] + [(await device.read(buffer, 0, 4)).decode()]
+    found["order"] = said
+
+    turns = page._opened._raw._turns
+    loop, done = turns.loop, asyncio.get_running_loop().create_future()
+    def work():
+        end = time.monotonic() + 0.05
+        while time.monotonic() < end:
+            pass
+        loop.call_soon(done.set_result, None)
+    turns.alone(work)
+    began, real = loop.time(), time.monotonic()
+    await done
+    found["clock"] = [loop.time() - began < 0.04, time.monotonic() - real >= 0.05]
+
+    gone = device.read(buffer, 0, 4)
+    gone.cancel()
+    found["after a cancelled read"] = (await device.read(buffer, 0, 1)).decode()
+    return json.dumps(found)
+"""
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", layers=3, vocab=VOCAB, width=WIDTH, seed=3)
@@ -82,7 +121,7 @@ def report(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
         engine = {"folders": [str(ROOT), str(WEB / "python"), str(packages)], "model": str(model), "kernels": str(cpu_module())}
         errors = tmp_path_factory.mktemp("node") / "stderr"  # a failure there quotes megabytes of Pyodide
         with errors.open("wb") as sink:
-            task = json.dumps({"engine": engine, "jobs": jobs, "scenarios": True})
+            task = json.dumps({"engine": engine, "jobs": jobs, "scenarios": True, "probe": PROBE})
             command = [page_tools().path, script, task]
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=sink, timeout=100, check=False)
         assert done.returncode == 0, errors.read_text()[-4000:]
@@ -102,6 +141,18 @@ def test_the_engine_says_what_runs(report: Report) -> None:
     assert (device["kind"], device["software"], device["why"]) == ("cpu", False, "asked for by name")
     assert report["facts"]["model"] == {"name": "tiny", "vocab": VOCAB, "hidden": WIDTH, "context": 512, "eos": [2, 0]}
     assert report["stats"]["engine"]["pages_used"] == 0 and report["stats"]["engine"]["instances"] == 0
+
+
+def test_the_device_works_in_tasks_of_its_own_and_in_call_order(report: Report) -> None:
+    found = report["probed"]
+    assert found["at the call"] == [True, False], "nothing runs until the turn is over"
+    assert found["read"] == ["bbbb", "aaaa", "cccc"]
+    assert found["order"] == ["turn", "read"], "what is ready runs before work that may take long"
+    assert found["after a cancelled read"] == "c"
+
+
+def test_work_that_blocks_the_worker_makes_nobody_late(report: Report) -> None:
+    assert report["probed"]["clock"] == [True, True]
 
 
 ENDS = {

@@ -124,6 +124,7 @@ export type FromInferlet =
 // inferlet -> engine   ["op","NAME",PAYLOAD] posted and future ops, and "log", in order
 //                      ["answer",ANSWER]     ends a step; ANSWER is what the guest's export returned
 //                      ["fault",{"type","message"}]  ends the run: a trap, or whatever else the guest cannot say itself
+// A text is a message; a list of texts is several messages, in order.
 //
 // REQUEST, EVENTS, PAYLOAD and ANSWER are JSON texts put in as they are, so that neither side parses what it only passes on.
 

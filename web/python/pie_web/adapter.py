@@ -10,6 +10,7 @@ from pie_core.device.cpu import CpuDevice
 from pie_core.device.protocol import DeviceError, DeviceInfo
 from pie_web import wgpu_shim
 from pie_web.cpu_adapter import PageCpuModule
+from pie_web.turns import Turns
 
 if TYPE_CHECKING:
     from pie_core.device.webgpu import WebGpuDevice
@@ -108,24 +109,24 @@ async def open_webgpu(host: Any, adapter: Any, why: str) -> OpenDevice:
     return OpenDevice(device, raw, why)
 
 
-async def open_cpu(host: Any, why: str) -> OpenDevice | None:
+async def open_cpu(host: Any, turns: Turns, why: str) -> OpenDevice | None:
     """The cpu device; None when the page has no module for it, and the host knows why. Raises DeviceError."""
     kernels = await host.openCpu()
     if kernels is jsnull:
         return None
-    module = PageCpuModule(kernels)
+    module = PageCpuModule(kernels, turns)
     return OpenDevice(CpuDevice(module), module, why)
 
 
-async def open_device(host: Any) -> OpenDevice | None:
+async def open_device(host: Any, turns: Turns) -> OpenDevice | None:
     """The device that `host.device` asks for: `auto` is a real adapter where there is one, else the cpu. Raises DeviceError."""
     wanted = str(host.device)
     if wanted == "cpu":
-        return await open_cpu(host, "asked for by name")
+        return await open_cpu(host, turns, "asked for by name")
     try:
         adapter = await find_adapter(host.gpu, allow_software=wanted == "webgpu")
         return await open_webgpu(host, adapter, "asked for by name" if wanted == "webgpu" else "a WebGPU adapter that is not software")
     except NoWebGpu as reason:
         if wanted == "webgpu":
             raise
-        return await open_cpu(host, str(reason))
+        return await open_cpu(host, turns, str(reason))

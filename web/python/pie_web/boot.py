@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 from typing import Any, Final
@@ -66,13 +67,13 @@ def _in_page_words(error: Exception) -> str:
 
 
 async def _load(host: Any) -> Page | None:
-    Turns(host.ticker)
+    turns = Turns(host.ticker)
     checkpoint = PageCheckpoint(host.source, str(host.modelName))
     checkpoint.check_runnable()
     spec = tokenizer_spec(checkpoint.metadata)
     host.progress("device", 0, 0)
     try:
-        opened = await open_device(host)
+        opened = await open_device(host, turns)
     except DeviceError as error:
         raise LoadFailed("DeviceUnavailable", str(error)) from error
     if opened is None:
@@ -101,7 +102,10 @@ async def _bring_up(host: Any, opened: OpenDevice, checkpoint: PageCheckpoint, s
     await device.read(runner.results, 0, 4)  # what the device refused while the weights came is raised here
     engine = Engine(runner)
     engine.start()
-    return Page(host, opened, engine, spec, text_spec(checkpoint.metadata, spec))
+    page = Page(host, opened, engine, spec, text_spec(checkpoint.metadata, spec))
+    gc.collect()
+    gc.freeze()  # modules, kernels and plans stay: collections need not look at them while the page decodes
+    return page
 
 
 def text_spec(metadata: Metadata, spec: TokenizerSpec) -> str:

@@ -1,12 +1,14 @@
 """Turns of the event loop: all that is ready runs in one task of the browser, and timers are the browser's own.
 
 Pyodide's loop gives every callback a task and a proxy of its own, and runs timers of up to 2 ms at once, so that whoever waits for so
-short a while would ask again and again.
+short a while would ask again and again. Work that blocks the worker (a step of the cpu device) runs in tasks of its own, and the loop's
+clock stands still meanwhile: an answer that came during a step was not late.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
@@ -33,20 +35,23 @@ class _Timer(asyncio.Handle):
 
 
 class Turns:
-    """Takes over `call_soon` and `call_later` of the running loop. `ticker` is a Ticker of engine/ticker.ts."""
+    """Takes over `call_soon`, `call_later` and `time` of the running loop. `ticker` is a Ticker of engine/ticker.ts."""
 
     def __init__(self, ticker: Any) -> None:
         self.loop = cast(Any, asyncio.get_running_loop())
         self._ticker = ticker
-        self._soon, self._after = ticker.soon, ticker.after
+        self._soon, self._after, self._ask = ticker.soon, ticker.after, ticker.alone
         self._ready: deque[asyncio.Handle] = deque()
         self._asked = False
         self._timers: dict[int, _Timer] = {}
+        self._alone: deque[Callable[[], None]] = deque()
         self._number = 0
-        self._proxies = (create_proxy(self._turn), create_proxy(self._fired))
+        self._blocked = 0.0  # seconds
+        self._proxies = (create_proxy(self._turn), create_proxy(self._fired), create_proxy(self._work))
         ticker.open(*self._proxies)
         self.loop.call_soon = self.loop.call_soon_threadsafe = self._call_soon
         self.loop.call_later = self._call_later
+        self.loop.time = self._time
 
     def _call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self.loop, context)
@@ -62,6 +67,15 @@ class Turns:
         self._after(number, max(0.0, delay * 1000))
         return timer
 
+    def alone(self, work: Callable[[], None]) -> None:
+        """Run `work` in a task of its own, behind what this turn posts and the messages that wait. It must not raise, and the time that it
+        takes does not pass for the loop."""
+        self._alone.append(work)
+        self._ask()
+
+    def _time(self) -> float:
+        return time.monotonic() - self._blocked
+
     def _turn(self) -> None:
         self.loop._install_running_loop()
         ready, left = self._ready, LONGEST_TURN
@@ -75,6 +89,13 @@ class Turns:
             self._asked = bool(ready)
             if ready:
                 self._soon()
+
+    def _work(self) -> None:
+        if self._ready:  # what arrived since: its answers leave first, too
+            self._turn()
+        began = time.monotonic()
+        self._alone.popleft()()
+        self._blocked += time.monotonic() - began
 
     def _fired(self, number: int) -> None:
         timer = self._timers.pop(number, None)

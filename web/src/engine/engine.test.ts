@@ -47,6 +47,7 @@ test("a port gives ops and answers as they were sent, and nothing after it is cl
   port2.postMessage(opMessage("receive", ""));
   port2.postMessage(portMessage("answer", '{"s":"done","r":"]"}'));
   port2.postMessage({ not: "text" });
+  port2.postMessage([opMessage("ws.new", '{"ws":2}'), 7, portMessage("answer", '{"s":"pending","w":[]}')]);
   port2.postMessage(portMessage("fault", '{"type":"Trap","message":"unreachable"}'));
   const told = new Promise<string>((resolve) => (port2.onmessage = ({ data }) => resolve(data as string)));
   await new Promise<void>((resolve) =>
@@ -59,6 +60,8 @@ test("a port gives ops and answers as they were sent, and nothing after it is cl
     ["op", "ws.new", '{"ws":1}'],
     ["op", "receive", "{}"],
     ["answer", "", '{"s":"done","r":"]"}'],
+    ["op", "ws.new", '{"ws":2}'],
+    ["answer", "", '{"s":"pending","w":[]}'],
     ["fault", "", '{"type":"Trap","message":"unreachable"}'],
   ]);
   port.send("resume", "[[1,true,2]]");
@@ -69,25 +72,25 @@ test("a port gives ops and answers as they were sent, and nothing after it is cl
   port2.close();
 });
 
-test("turns come soon, timers fire by their numbers unless cancelled", async () => {
+test("turns and work come when they are asked for, timers by their numbers unless cancelled", async () => {
   const ticker = new Ticker();
-  const seen: (number | string)[] = [];
+  const seen = new Set<number | string>();
   await new Promise<void>((resolve) => {
-    ticker.open(
-      () => seen.push("turn"),
-      (number) => {
-        seen.push(number);
-        if (number === 3) resolve();
-      },
-    );
+    const see = (what: number | string): void => {
+      seen.add(what);
+      if (["turn", "work", 1, 3].every((each) => seen.has(each))) resolve();
+    };
+    ticker.open(() => see("turn"), see, () => see("work"));
     ticker.after(2, 5);
     ticker.after(3, 20);
     ticker.after(1, 1);
     ticker.cancel(2);
+    ticker.alone();
     ticker.soon();
   });
   ticker.close();
-  assert.deepEqual([...seen].sort(), [1, 3, "turn"]);
+  assert.equal(seen.has(2), false);
+  assert.equal(seen.size, 4);
 });
 
 test("the host reports bytes with a rate, and keeps the first reason of a failure", async () => {

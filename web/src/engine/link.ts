@@ -16,14 +16,8 @@ export class RunPort {
   open(receive: Receive): void {
     if (!this.#port) return;
     this.#port.onmessage = ({ data }: MessageEvent<unknown>) => {
-      if (typeof data !== "string") return;
-      if (data.startsWith('["op","')) {
-        const end = data.indexOf('"', 7);
-        receive("op", data.slice(7, end), data.slice(end + 2, -1));
-      } else {
-        const [kind, body] = splitMessage(data);
-        receive(kind, "", body);
-      }
+      if (typeof data === "string") hear(data, receive);
+      else if (Array.isArray(data)) for (const message of data) if (typeof message === "string") hear(message, receive);
     };
     this.#port.onmessageerror = () => receive("fault", "", '{"type":"GuestFault","message":"a message could not be read"}');
   }
@@ -38,5 +32,15 @@ export class RunPort {
     this.#port.onmessage = this.#port.onmessageerror = null;
     this.#port.close();
     this.#port = null;
+  }
+}
+
+function hear(message: string, receive: Receive): void {
+  if (message.startsWith('["op","')) {
+    const end = message.indexOf('"', 7);
+    receive("op", message.slice(7, end), message.slice(end + 2, -1));
+  } else {
+    const [kind, body] = splitMessage(message);
+    receive(kind, "", body);
   }
 }

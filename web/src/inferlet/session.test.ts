@@ -48,8 +48,9 @@ async function run(guest: (call: (op: string, payload: string) => string) => Pro
       port1.close();
       resolve({ ...result, clean });
     };
-    port1.onmessage = ({ data }: MessageEvent<string>) => {
-      const [kind, ...rest] = JSON.parse(data) as [string, ...unknown[]];
+    port1.onmessage = ({ data }: MessageEvent<string | string[]>) => [data].flat().forEach(hear);
+    const hear = (message: string): void => {
+      const [kind, ...rest] = JSON.parse(message) as [string, ...unknown[]];
       if (kind === "op") {
         const [name, fields] = rest as [string, Record<string, unknown>];
         result.ops.push([name, fields]);

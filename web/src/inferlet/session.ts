@@ -4,12 +4,13 @@ import { portMessage, splitMessage } from "../messages.js";
 import { type Fault, faultOf, type Guest } from "./guest.js";
 import { Host } from "./host.js";
 import { type Limits, LIMITS, MEMORY_BYTES } from "./limits.js";
+import { Outbox } from "./outbox.js";
 import type { TextService } from "./text.js";
 
 /** The end of a MessagePort that a session uses; Node's has the same names. */
 export interface Port {
   onmessage: ((event: MessageEvent<string>) => void) | null;
-  postMessage(text: string): void;
+  postMessage(messages: string | string[]): void;
   close(): void;
 }
 
@@ -18,6 +19,7 @@ export class Session {
   readonly #port: Port;
   readonly #guest: Guest;
   readonly #limits: Limits;
+  readonly #outbox: Outbox;
   readonly #onEnd: (clean: boolean) => void;
   #seconds = 0;
   #ended = false;
@@ -28,7 +30,8 @@ export class Session {
     this.#guest = guest;
     this.#limits = limits;
     this.#onEnd = onEnd;
-    this.host = new Host(text, (message) => port.postMessage(message), limits);
+    this.#outbox = new Outbox((messages) => port.postMessage(messages));
+    this.host = new Host(text, (message) => this.#outbox.say(message), limits);
     port.onmessage = ({ data }) => this.#receive(data);
   }
 
@@ -66,12 +69,12 @@ export class Session {
       this.#fault({ type: "GuestFault", message: `the guest answered ${answer.slice(0, 200)}, which is no state of the ABI` });
       return;
     }
-    this.#port.postMessage(portMessage("answer", answer));
+    this.#outbox.end(portMessage("answer", answer));
     if (state !== "pending") this.#end(true);
   }
 
   #fault(fault: Fault): void {
-    this.#port.postMessage(portMessage("fault", JSON.stringify(fault)));
+    this.#outbox.end(portMessage("fault", JSON.stringify(fault)));
     this.#end(false);
   }
 

@@ -1,5 +1,6 @@
 // `node node_run.mjs '{"engine": NodeEngineOptions, "jobs": [[GreedyJob, …], …], "scenarios": true}'`: each list of jobs runs at once;
 // prints one line of JSON: tokens, times, and how the scenarios ended.
+// `probe`: Python that defines `async def probe(page) -> str`, run on the live engine; it gives JSON text.
 
 import { type NodeEngineOptions, NodeEngine } from "./node_engine.js";
 import type { GreedyJob } from "./greedy_guest.js";
@@ -9,6 +10,7 @@ interface Task {
   readonly engine: NodeEngineOptions;
   readonly jobs: readonly (readonly GreedyJob[])[];
   readonly scenarios?: boolean;
+  readonly probe?: string;
 }
 
 const task = JSON.parse(process.argv[2] ?? "") as Task;
@@ -26,10 +28,16 @@ for (const jobs of task.jobs) {
 }
 const scenarios: Record<string, unknown> = {};
 for (const [name, scenario] of Object.entries(task.scenarios ? SCENARIOS : {})) scenarios[name] = await play(engine, scenario);
+let probed: unknown = null;
+if (task.probe !== undefined) {
+  engine.python.runPython(task.probe);
+  const probe = engine.python.globals.get("probe") as (page: unknown) => Promise<string>;
+  probed = JSON.parse(await probe(engine.page));
+}
 const stats: unknown = JSON.parse(engine.page.stats());
 const facts: unknown = JSON.parse(engine.page.facts());
 const left = engine.run(new MessageChannel().port1); // ended by the close
 await engine.page.close();
 await engine.page.close();
-console.log(JSON.stringify({ readyMs, rounds, scenarios, stats, facts, left: await left }));
+console.log(JSON.stringify({ readyMs, rounds, scenarios, probed, stats, facts, left: await left }));
 process.exit(0);
