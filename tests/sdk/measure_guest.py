@@ -25,6 +25,10 @@ from inferlet.eta import *
 async def main(input):
     ws, pipe, rng, used, n = WorkingSet(), Pipeline(), Channel.counter(7), 0.0, input["n"]
     mu, traces = Channel.of(6.0), []
+    def mirostat_step():
+        token, then = mirostat(intrinsics.output(0, 'logits'), mu.take(), rng.take(), 3.0)
+        mu.put(then)
+        return token
     for _ in range(n):
         began = time.perf_counter()
         fwd = ForwardPass()
@@ -41,6 +45,8 @@ async def main(input):
 EPILOGUES = {
     "greedy": "lambda: reduce_argmax(intrinsics.output(0, 'logits'))",
     "gumbel": "lambda: gumbel_max(intrinsics.output(0, 'logits') / 0.7, rng.take())",
+    "top-p": "lambda: nucleus_sample(intrinsics.output(0, 'logits') / 0.7, 0.9, rng.take())",
+    "mirostat": "mirostat_step",
     "gumbel, traced each time": "lambda: gumbel_max(intrinsics.output(0, 'logits') / 0.7, (lambda: rng)().take())",
 }
 

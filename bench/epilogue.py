@@ -1,0 +1,236 @@
+"""What a sampler costs: a token through each decoding algorithm against greedy argmax in the same loop, at batch 1, 8 and 32.
+
+Also the first use of an epilogue that the process has not seen (text to result, beyond a pass with it afterwards), the same text again,
+and the time that a Python guest in WebAssembly takes to trace and encode an epilogue that it gave before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.report import Report, arguments
+from pie_core.engine.forward import PassSpec
+from pie_core.engine.instance import Instance
+from pie_core.engine.loop import Engine
+from pie_core.eta import (
+    Model,
+    Tensor,
+    frequency_penalty,
+    gather,
+    gumbel_max,
+    intrinsics,
+    iota,
+    masked,
+    mirostat,
+    presence_penalty,
+    reduce_argmax,
+    sample,
+    select,
+    token_counts,
+    trace_epilogue,
+    typical,
+)
+from pie_core.eta import channel as channels
+from pie_core.eta.dtypes import f32_bits
+from pie_core.eta.program import Program
+from pie_core.eta.trace import Traced
+from pie_server.sandbox import Sandbox
+from tests.sdk.measure_guest import EPILOGUES, per_token
+from tests.support.engines import load_runner
+from tests.support.paths import default_model
+
+PROMPT = [504, 5185, 282, 4649, 314]
+HISTORY = 256  # tokens that the penalties look back on
+CHUNK = 6  # passes of one kind in a row; the first is not counted, the engine may have guessed another
+
+
+@dataclass(eq=False)
+class Cell:
+    """A channel of a traced program, with the words of its first cell."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    seed: list[int]
+    is_counter: bool = False
+    capacity: int = 1
+
+
+def _logits() -> Tensor:
+    return intrinsics.output(0, "logits")
+
+
+def _draws() -> Cell:
+    return Cell("u32", (2,), [7, 0], is_counter=True)
+
+
+def _sampler(**filters: Any) -> Callable[[], Callable[[], Tensor]]:
+    def make() -> Callable[[], Tensor]:
+        rng = _draws()
+        return lambda: sample(_logits(), channels.take(rng), 0.8, **filters)
+
+    return make
+
+
+def _penalties() -> Callable[[], Tensor]:
+    rng, history = _draws(), Cell("i32", (HISTORY,), [0xFFFFFFFF] * HISTORY)
+
+    def epilogue() -> Tensor:
+        seen, place = channels.take(history), iota(HISTORY)
+        counts = token_counts(seen, _logits().shape[0])
+        x = presence_penalty(frequency_penalty(_logits(), counts, 0.4), counts, 0.6)
+        token = sample(x, channels.take(rng), 0.8)
+        channels.put(history, select(place == HISTORY - 1, token, gather(seen, place + 1)))
+        return token
+
+    return epilogue
+
+
+def _typical() -> Callable[[], Tensor]:
+    rng = _draws()
+
+    def epilogue() -> Tensor:
+        x = _logits() / 0.8
+        return gumbel_max(masked(x, typical(x, 0.9)), channels.take(rng))
+
+    return epilogue
+
+
+def _mirostat() -> Callable[[], Tensor]:
+    rng, mu = _draws(), Cell("f32", (), [f32_bits(6.0)])
+
+    def epilogue() -> Tensor:
+        token, then = mirostat(_logits(), channels.take(mu), channels.take(rng), 3.0)
+        channels.put(mu, then)
+        return token
+
+    return epilogue
+
+
+METHODS: dict[str, tuple[Callable[[], Callable[[], Tensor]], float]] = {  # how to make it, and the bound at batch 1
+    "temperature + Gumbel": (_sampler(), 1.05),
+    "top-k 40": (_sampler(top_k=40), 1.15),
+    "top-p 0.9": (_sampler(top_p=0.9), 1.15),
+    "min-p 0.1": (_sampler(min_p=0.1), 1.25),
+    "penalties, history of 256": (_penalties, 1.25),
+    "typical 0.9": (_typical, 1.25),
+    "mirostat v2": (_mirostat, 1.25),
+}
+
+
+class Lane:
+    """One sequence that can take a token by any of the traced programs."""
+
+    def __init__(self, inst: Instance) -> None:
+        self.inst, self.ws, self.pipe = inst, inst.working_set(), inst.pipeline()
+        self.feed = list(PROMPT)
+        self._cells: dict[tuple[Any, ...], list[Any]] = {}
+
+    async def step(self, traced: Traced, n: int = 1) -> None:
+        """Take `n` tokens."""
+        cells = self._cells.get(traced.channels)
+        if cells is None:
+            cells = self._cells[traced.channels] = [self.inst.channel(c.dtype, c.shape, seed=c.seed) for c in traced.channels]
+        for _ in range(n):
+            spec = PassSpec(tokens=self.feed, state=[self.ws], program=traced.program, params=traced.params, channels=cells)
+            self.feed = [int(await self.inst.submit(self.pipe, spec)[0])]  # type: ignore[arg-type]
+
+
+async def chunk(lanes: list[Lane], traced: Traced) -> float:
+    """Seconds of a step of all lanes, after the first one of a chunk."""
+    await asyncio.gather(*(lane.step(traced) for lane in lanes))
+    start = time.perf_counter()
+    await asyncio.gather(*(lane.step(traced, CHUNK - 1) for lane in lanes))
+    return (time.perf_counter() - start) / (CHUNK - 1)
+
+
+async def compare(engine: Engine, greedy: Traced, other: Traced, batch: int, rounds: int) -> tuple[float, float]:
+    """(median over the rounds of other / greedy, best seconds of a greedy step); both take turns on the same sequences."""
+    inst = engine.open_instance("bench")
+    lanes = [Lane(inst) for _ in range(batch)]
+    await chunk(lanes, other)
+    ratios, best = [], float("inf")
+    for _ in range(rounds):
+        before = await chunk(lanes, greedy)
+        spent = await chunk(lanes, other)
+        after = await chunk(lanes, greedy)
+        best = min(best, before, after)
+        ratios.append(spent / ((before + after) / 2))
+    inst.close()
+    return statistics.median(ratios), best
+
+
+async def first_use(engine: Engine, greedy: Traced, other: Traced) -> tuple[float, float]:
+    """(seconds from the text of an epilogue to its first result, the same again), both beyond a pass whose program is at hand."""
+    inst = engine.open_instance("bench")
+    lane = Lane(inst)
+    await lane.step(greedy, 2)
+    text = other.program.text
+
+    async def timed(*, from_text: bool) -> float:
+        start = time.perf_counter()
+        await lane.step(other._replace(program=Program.parse(text)) if from_text else other)
+        return time.perf_counter() - start
+
+    cold = await timed(from_text=True)
+    pairs = [(await timed(from_text=True), await timed(from_text=False)) for _ in range(9)]
+    inst.close()
+    return max(0.0, cold - statistics.median(bare for _, bare in pairs)), max(0.0, statistics.median(text - bare for text, bare in pairs))
+
+
+async def loops(engine: Engine, traced: dict[str, Traced], report: Report, *, few: bool) -> None:
+    """The cost of each method a token, at each batch."""
+    for batch, rounds in ((1, 3 if few else 9), (8, 1 if few else 3), (32, 1)):
+        steps = []
+        for name, (_, bound) in METHODS.items():
+            ratio, step = await compare(engine, traced["greedy"], traced[name], batch, rounds)
+            steps.append(step)
+            label = f"batch {batch}: {name} / greedy"
+            report.target(label, ratio, "<=", bound) if batch == 1 else report.add(label, ratio)
+        report.add(f"batch {batch}: a greedy step, ms", 1e3 * min(steps))
+
+
+async def guest(report: Report) -> None:
+    """Trace and encode in the sandbox."""
+    sandbox = Sandbox(spares=1)
+    sandbox.warm()
+    for name, epilogue in EPILOGUES.items():
+        label, spent = f"guest: {name}, us", (await per_token(sandbox, epilogue))["trace_us"]
+        report.add(label, spent) if "each time" in name else report.target(label, spent, "<=", 150)
+    sandbox.close()
+
+
+async def run() -> int:
+    """The bench; its exit code."""
+    args = arguments(__doc__)
+    webgpu = args.device == "webgpu"
+    with tempfile.TemporaryDirectory() as shaders:
+        os.environ["MESA_SHADER_CACHE_DIR"] = str(Path(shaders))  # a cold one
+        runner = await load_runner(args.device, args.model or default_model(), kv_pool_mb=256)
+        engine = Engine(runner)
+        engine.start()
+        report = Report("epilogue", f"{runner.device.info.name} ({args.device})")
+        model = Model(runner.limits.vocab, runner.limits.hidden)
+        traced = {"greedy": trace_epilogue(lambda: reduce_argmax(_logits()), model)}
+        traced |= {name: trace_epilogue(make(), model) for name, (make, _) in METHODS.items()}
+        for name in METHODS:
+            cold, again = await first_use(engine, traced["greedy"], traced[name])
+            report.target(f"first use: {name}, ms", 1e3 * cold, "<=", 300 if webgpu else 30)
+            report.target(f"used before: {name}, ms", 1e3 * again, "<=", 2)
+        await loops(engine, traced, report, few=webgpu)
+        await engine.stop()
+        runner.close()
+    await guest(report)
+    return report.finish(args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(run()))
