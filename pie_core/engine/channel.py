@@ -41,6 +41,7 @@ class Channel:
         "cell_words",
         "closed",
         "dtype",
+        "feeds",
         "head",
         "host",
         "order",
@@ -48,6 +49,7 @@ class Channel:
         "pipe",
         "poison",
         "reserved",
+        "seen",
         "shape",
         "shared",
         "stops",
@@ -83,6 +85,8 @@ class Channel:
         self.pipe: Pipeline | None = None
         self.shared = False
         self.stops: Pipeline | None = None  # the pipeline that the first true value ends
+        self.feeds = False  # passes take their tokens from here: what is put is read back, for recipes
+        self.seen: dict[int, memoryview] = {}  # words of cells not taken yet, as far as the host knows them
         self._steps = [-1] * (capacity + 1)  # step in which each slot was written; -1 for host-written cells
         self._host_cells: deque[Value] = deque()
         self._waiters: deque[tuple[bool, Sink]] = deque()  # (take?, sink)
@@ -90,6 +94,7 @@ class Channel:
         self._base = arena.allocate(self.cell_words * (capacity + 1))
         if words is not None:
             write(self._base, words)
+            self.see(0, words)
             self.tail = 1
 
     def describe(self) -> str:
@@ -105,7 +110,19 @@ class Channel:
     @property
     def read_back(self) -> bool:
         """Whether values put by a pass must be copied to the results region."""
+        return self.watched or self.feeds
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody on the host waits for the values that passes put."""
         return self.host == "reader" or self.stops is not None
+
+    def see(self, cell: int, words: bytes | memoryview) -> None:
+        """The host knows what cell number `cell` holds; the oldest is forgotten when there are more than the ring has."""
+        seen = self.seen
+        seen[cell] = memoryview(words).cast("B").cast("I")
+        if len(seen) > self.capacity + 1:
+            del seen[min(seen)]
 
     def full_for(self, step: int) -> bool:
         """Whether a pass of `step` can take or read the front cell: it exists and an earlier step wrote it."""
@@ -150,6 +167,7 @@ class Channel:
                 capacity=self.capacity,
             )
         self._write(self.offset(self.tail), data)
+        self.see(self.tail, data)
         self._steps[self.tail % (self.capacity + 1)] = -1
         self.tail += 1
 
@@ -161,6 +179,7 @@ class Channel:
         def replace() -> None:
             if self.closed:
                 return
+            self.see(min(self.reserved, self.tail), data)
             if self.reserved < self.tail:
                 self._write(self.offset(self.reserved), data)
             else:

@@ -249,6 +249,8 @@ class Instance(PageOwner):
             if part.ws.pipe is not pipe:
                 part.ws.shared = part.ws.shared or part.ws.pipe is not None
                 part.ws.pipe = pipe
+        if embed is not None:
+            embed.channel.feeds = True
         for use in uses:
             channel = use.channel
             if use.puts:

@@ -23,7 +23,7 @@ from pie_core.engine.prefix_cache import PrefixCache
 from pie_core.engine.program_info import ProgramInfo, ProgramInfos
 from pie_core.engine.runner import Runner
 from pie_core.engine.scheduler import Scheduler
-from pie_core.engine.settle import settle_passes
+from pie_core.engine.settle import publish_pages, settle_passes
 from pie_core.engine.step import Step
 from pie_core.eta.program import Program
 
@@ -287,19 +287,13 @@ class Engine:
             self._fail(step, error)
             return
         results = memoryview(flight.task.result())
-        self._publish(step)
+        publish_pages(step, results)
         settle_passes(step.passes, results, metrics)
         self.predictor.landed(step, results)
         now = self.now()
         metrics.steps += 1
         metrics.timeline.append(StepRecord(step.number, flight.submitted, now, step.n_tokens, len(step.passes)))
         self._answer(step.passes, now)
-
-    def _publish(self, step: Step) -> None:
-        """What the step wrote is on the device: others may share it, unless the pass is gone or not to be trusted."""
-        for work, ws, length in step.written:
-            if not work.ended and not ws.dropped and ws.failure(work.seq) is None:
-                ws.publish(length)
 
     def _answer(self, passes: list[Pass], now: float) -> None:
         for work in passes:

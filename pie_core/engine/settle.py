@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pie_core.engine.errors import EngineError, PassFailed
-from pie_core.engine.forward import Pass
+from pie_core.engine.forward import ChannelUse, Pass
 from pie_core.engine.metrics import Metrics
+from pie_core.engine.step import Step
 from pie_core.engine.values import Value, decode
 
 _NAN_ROW = 1  # status word, bit 0
@@ -30,6 +31,31 @@ def settle_passes(passes: list[Pass], results: memoryview, metrics: Metrics) -> 
             work.fail(cause)
             continue
         _commit(work, words)
+
+
+def publish_pages(step: Step, results: memoryview) -> None:
+    """What the step wrote is on the device: others may share it, unless its pass is gone or not to be trusted. Before settling,
+    which runs what waits for the passes."""
+    words = results.cast("B").cast("I")
+    bad = set()
+    for work in step.passes:
+        if work.status_word >= 0 and words[work.status_word]:
+            bad.add(work)
+        elif work.embed is not None and not work.ended:
+            _learn(work, work.embed)
+    for work, ws, length in step.written:
+        if not work.ended and not ws.dropped and work not in bad and ws.failure(work.seq) is None:
+            ws.publish(length)
+
+
+def _learn(work: Pass, embed: ChannelUse) -> None:
+    """The recipes of a pass whose tokens came from a channel, if the host knows the cell and the ids are ids."""
+    ids = embed.channel.seen.pop(embed.take_cell, None)
+    if ids is not None and max(ids) < work.instance.engine.limits.vocab:
+        at = 0
+        for part in work.parts:
+            part.ws.recipe.fill(part.undo[0], ids[at : at + part.n].tolist())
+            at += part.n
 
 
 def _fault(work: Pass, words: memoryview) -> EngineError | None:
@@ -62,6 +88,10 @@ def _commit(work: Pass, words: memoryview) -> None:
         for use in work.uses:
             if use.copy >= 0:
                 channel = use.channel
+                if channel.feeds:
+                    channel.see(use.put_cell, words[use.copy : use.copy + channel.cell_words].tobytes())
+                if not channel.watched:
+                    continue
                 value = decode(channel.dtype, channel.shape, words[use.copy : use.copy + channel.cell_words])
                 channel.deliver(value)
                 if channel.stops is work.pipe:
