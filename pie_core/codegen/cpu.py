@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pie_core.codegen.access import access
 from pie_core.codegen.cpu_code import (
     ARENA,
+    CHUNK,
     HIDDEN,
     INPUT,
     LANES,
@@ -44,9 +45,10 @@ from pie_core.eta.program import Node, Program
 __all__ = ["INPUT", "LOOP", "MAX_STEPS", "ONCE", "OUT", "Code", "CpuProgram", "apply", "emit_epilogue_cpu", "operand_word"]
 
 REGIONS = {"arena": ARENA, "results": RESULTS, "logits": LOGITS, "hidden": HIDDEN, "scratch": SCRATCH}
-# Bound of a lane's work in steps of four elements (or one visit of a skeleton): a few tenths of a second, during which the device's thread,
-# and in the page the engine's worker, does nothing else.
-MAX_STEPS = 1 << 27
+# Bound of a lane's work in steps (an instruction on four elements, a visit of an element by a skeleton), 1 to 5 ns each: a few tenths of
+# a second, during which the device's thread, and in the page the engine's worker, does nothing else.
+MAX_STEPS = 1 << 26
+CALL_STEPS = 8  # an instruction on a chunk, however short
 
 
 def apply(code: Code, program: Program, node: Node, d: int, operands: Sequence[int], *, element: int = 0) -> None:
@@ -121,7 +123,7 @@ class _Epilogue:
         if kind == "generator":
             seeds = [self.scalar(node.args[0], 0), self.scalar(node.args[0], 1)] if node.args else []
             if node.name == "rng_gumbel":
-                # In three walks over the chunk: as one expression its chain of roundings is longer than a core looks ahead, 2.5 times slower.
+                # Three walks over the chunk: the chain of one expression is longer than a core looks ahead, and half as fast.
                 code.emit("rng_uniform", d, *seeds, imm=element)
                 code.emit("neg_log", d, d)
                 code.emit("neg_log", d, d)
@@ -204,7 +206,7 @@ class _Epilogue:
 
     def count(self, loop: Loop) -> None:
         """Account for the block being written as the body of a loop."""
-        self.spend(len(self.code.block) * loop.rows * -(-loop.n // 4))
+        self.spend(len(self.code.block) * loop.rows * (-(-loop.n // 4) + CALL_STEPS * -(-loop.n // CHUNK)))
 
     def spend(self, steps: int) -> None:
         """Raise ProgramError when the program's work passes the bound."""

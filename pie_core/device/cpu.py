@@ -171,11 +171,22 @@ class CpuDevice:
         return plan
 
     def reserve_scratch(self, size: int) -> None:
-        """Have at least `size` bytes for kernels' intermediate values; runs share them, since they follow each other."""
-        if size and (self._scratch is None or self._scratch.size < size):
-            if self._scratch is not None:
-                self._scratch.destroy()
+        """Have at least `size` bytes for kernels' intermediate values; runs share them, since they follow each other.
+
+        Raises DeviceOutOfMemory; what was reserved before stays.
+        """
+        before = self._scratch.size if self._scratch else 0
+        if size <= before:
+            return
+        if self._scratch is not None:
+            self._scratch.destroy()  # first, so that the larger one may take its place
+            self._scratch = None
+        try:
             self._scratch = self.create_buffer(size, "scratch")
+        except DeviceError:
+            if before:  # the plans made so far still run
+                self._scratch = self.create_buffer(before, "scratch")
+            raise
 
     def run_records(self, records: int, count: int, lane_offset: int, lanes: int) -> None:
         """Enqueue one call over `count` records (called by plans)."""

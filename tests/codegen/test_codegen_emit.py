@@ -15,6 +15,7 @@ from pie_core.codegen.wgsl import MAX_ITERATIONS
 from pie_core.codegen.wgsl_lib import HELPERS, helpers_for
 from pie_core.eta import OPS, Program, ProgramError, intrinsics
 from pie_core.eta.ops import Fold
+from pie_core.eta.program import Node
 from tests.codegen.author import Chan, F, counter, greedy, traced
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -118,16 +119,13 @@ def test_transcendental_ops_weigh_what_they_inline_to() -> None:
 
 def test_scratch_is_capped_and_temps_are_reused() -> None:
     def wide(n: int) -> Program:
-        """n vectors alive at once."""
-
-        def fn() -> Any:
-            x = intrinsics.output(0)
-            parts = [x * float(k) for k in range(n)]
-            while len(parts) > 1:
-                parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
-            return F["reduce_sum"](parts[0])
-
-        return traced(fn, 5000).program
+        """n vectors alive at once: each is made from the one before, then all are added."""
+        f32 = ("f32", (5000,))
+        ops = [Node("output", (), {"index": 0, "name": "logits"}, *f32)]
+        ops += [Node("mul", (k, k), {}, *f32) for k in range(n)]
+        ops += [Node("add", (1 if k == 2 else len(ops) + k - 3, k), {}, *f32) for k in range(2, n + 1)]
+        ops.append(Node("reduce_sum", (len(ops) - 1,), {}, "f32", ()))
+        return Program("epilogue", ops, [len(ops) - 1]).verify()
 
     def deep() -> Any:
         x = intrinsics.output(0)
@@ -137,7 +135,7 @@ def test_scratch_is_capped_and_temps_are_reused() -> None:
 
     assert emit_epilogue_cpu(traced(deep, 5000).program).scratch_bytes < 2 * 4096 + 1024, "a chain needs one temp"
     assert emit_epilogue_cpu(wide(128)).scratch_bytes <= 1 << 20
-    with pytest.raises(ProgramError, match="bytes of scratch on the cpu device, the cap is 1048576"):
+    with pytest.raises(ProgramError, match="bytes of scratch on the cpu device for values alive at once, the cap is 1048576"):
         emit_epilogue_cpu(wide(256))
 
 
