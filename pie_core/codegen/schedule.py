@@ -59,8 +59,8 @@ class Sink:
 
 @dataclass
 class Loop:
-    """One pass over `rows` x `n` elements in phase `phase`; the flat index runs over all of them. Folds of a loop with several rows, or of a
-    row of a matrix, start anew at each row."""
+    """One pass over `rows` x `n` elements in phase `phase`; the flat index runs over all of them. Folds of a loop with several rows, or
+    of a row of a matrix, start anew at each row."""
 
     n: int
     rows: int
@@ -286,16 +286,12 @@ class _Builder:
             for loop in phase.loops:
                 for value in loop_values(plan, loop):
                     computed.setdefault(value, set()).add(loop.phase)
-        covered: set[int] = set()
-        for value in sorted(computed, reverse=True):
-            phases = computed[value]
-            if len(phases) < 2 or value in covered or value in self.ready or _chain_lines(plan, value) < STORE_LINES:
-                continue
-            if elements(self.program.ops[value].shape) < 64:
+        # Upwards: once a value is stored, what is made from it starts there, so neither a chain nor this search gets long.
+        for value, phases in sorted(computed.items()):
+            if len(phases) < 2 or value in self.ready or elements(self.program.ops[value].shape) < 64 or not _is_long(plan, value):
                 continue
             self.stored[value] = min(phases)
             self._later(value, min(phases) + 1)
-            covered |= _chain(plan, value)
 
     # Scratch ----------------------------------------------------------------------------------------------------------------
 
@@ -364,16 +360,17 @@ class _Builder:
                 continue
             # An op that is recomputed may run in any phase up to the last use of its own value; only barriers end a chain.
             until = self.level[i] if OPS[node.name].kind in ("reduce", "skeleton") else end
-            for arg in node.args:
-                arg = self.resolve(arg)
-                arg = program.ops[arg].args[0] if OPS[program.ops[arg].name].kind == "pick" else arg
+            for arg in map(self._owner, node.args):
                 last[arg] = max(last.get(arg, 0), until)
         for value in [*program.outs, *(e.put for e in program.effects if e.put is not None)]:
-            value = self.resolve(value)
-            last[value] = end
-            if OPS[program.ops[value].name].kind == "pick":
-                last[program.ops[value].args[0]] = end
+            last[self._owner(value)] = end
         return last
+
+    def _owner(self, value: int) -> int:
+        """The value whose memory holds `value`: itself once resolved, of a pick the op that made both results."""
+        value = self.resolve(value)
+        node = self.program.ops[value]
+        return self.resolve(node.args[0]) if OPS[node.name].kind == "pick" else value
 
 
 def _loop(phase: dict[tuple[int, int, bool], Loop], number: int, rows: int, n: int, by_row: bool) -> Loop:
@@ -504,12 +501,19 @@ def _loops(plan: Schedule) -> Iterator[Loop]:
         yield from phase.loops
 
 
-def _chain(plan: Schedule, value: int) -> set[int]:
-    return _needed(plan, [value], len(plan.phases))
-
-
-def _chain_lines(plan: Schedule, value: int) -> int:
-    return sum(_lines(plan.program, plan.node(v)) for v in _chain(plan, value) if v not in plan.ready)
+def _is_long(plan: Schedule, value: int) -> bool:
+    """Whether computing an element of `value` from what lies in memory takes STORE_LINES or more."""
+    todo, found, lines = [value], {value}, 0
+    while todo and lines < STORE_LINES:
+        value = todo.pop()
+        if value in plan.ready:
+            continue
+        lines += _lines(plan.program, plan.node(value))
+        for arg in local_args(plan, value, len(plan.phases)):
+            if arg not in found and plan.node(arg).shape:
+                found.add(arg)
+                todo.append(arg)
+    return lines >= STORE_LINES
 
 
 def _lines(program: Program, node: Node) -> int:
