@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,12 +10,14 @@ import pytest
 
 from pie_core.codegen import lane_layout, oracle
 from pie_core.device.cpu import CpuBuffer, CpuDevice
-from pie_core.device.protocol import NONE, EpilogueSpec, KernelError, Launch, LimitError, MapSpec
-from pie_core.eta import intrinsics, reduce_argmax, reduce_max
+from pie_core.device.protocol import NONE, DeviceOutOfMemory, EpilogueSpec, KernelError, Launch, LimitError, MapSpec, Plan
+from pie_core.eta import FUNCTIONS, intrinsics, reduce_argmax, reduce_max
+from pie_core.eta.dtypes import f32_bits
 from pie_core.eta.program import Node, Program
 from pie_core.eta.tensor import Tensor
 from pie_core.eta.trace import Model, trace_epilogue
-from pie_server.adapters.cpu_module import open_cpu_device
+from pie_server.adapters.cpu_module import WasmtimeCpuModule, open_cpu_device
+from pie_server.build.cpu_module import cpu_module
 from tests.device.oracles import Step, Token
 
 VOCAB, HIDDEN = 1500, 32  # not a multiple of a chunk
@@ -154,3 +157,83 @@ async def test_kernel_memory_is_given_back(device: CpuDevice) -> None:
     assert device.used_bytes > used
     del kernel
     assert device.used_bytes == used
+
+
+def selection(k: int, n: int = VOCAB) -> Program:
+    """Indices of the top k, and how many tokens are as likely as p = 0.9 of the mass."""
+
+    def fn() -> tuple[Tensor, Tensor]:
+        logits = intrinsics.output(0)
+        keep = FUNCTIONS["pivot_threshold"](FUNCTIONS["softmax"](logits), mass=0.9)
+        return FUNCTIONS["top_k"](logits, k)[1], FUNCTIONS["reduce_sum"](keep.cast("u32"))
+
+    return trace_epilogue(fn, Model(n, HIDDEN)).program
+
+
+def selection_plan(device: CpuDevice, p: Program, logits: np.ndarray, rows: list[int]) -> tuple[Plan, CpuBuffer, int]:
+    """A plan over lanes of one row each, its results, and the words of a lane's results."""
+    layout = lane_layout(p)
+    size = layout.results_words
+    params = trace_params(p)
+    words = [
+        w for i, r in enumerate(rows) for w in layout.pack(r, size * i, [], [size * i + 1, size * i + 1 + layout.out_sizes[0]], params)
+    ]
+    lanes = put(device, np.array(words, np.uint32))
+    results = device.create_buffer(4 * size * len(rows), "results")
+    bindings = {"logits": put(device, logits), "arena": device.create_buffer(64), "lanes": lanes, "results": results}
+    return device.compile_plan([Launch(device.compile(EpilogueSpec(p)), bindings)]), results, size
+
+
+def trace_params(p: Program) -> list[int]:
+    """The one lifted constant of `selection`, 0.9."""
+    assert p.params == ("f32",)
+    return [f32_bits(0.9)]
+
+
+async def test_plans_share_scratch_that_grows(device: CpuDevice) -> None:
+    """A small program, then one with far more scratch, then the small one again: each alone and as a batch of lanes equals the oracle."""
+    logits = np.random.default_rng(1).normal(0, 3, (3, VOCAB)).astype(np.float32)
+    rows = [2, 0, 1, 0]
+    plans = [(p, *selection_plan(device, p, logits, rows)) for p in (selection(7), selection(1200), selection(2))]
+    for p, plan, results, size in [*plans, *plans[::-1]]:
+        plan.run(lanes=len(rows))
+        got = np.frombuffer(await device.read(results, 0, results.size), np.uint32).reshape(len(rows), size)
+        for lane, row in enumerate(rows):
+            (best, kept), _, status = oracle.run_epilogue(p, trace_params(p), logits, None, row, {})
+            assert got[lane].tolist() == [status, *best.tolist(), int(kept)]
+
+
+async def test_scratch_beyond_memory_refuses_that_program_only() -> None:
+    """The numbers are named, nothing leaks, and plans made before still run on the scratch they had."""
+    module = WasmtimeCpuModule(cpu_module().read_bytes())
+    limit = 4 << 20
+    device = CpuDevice(module, limit)
+    logits = np.random.default_rng(2).normal(0, 3, (1, VOCAB)).astype(np.float32)
+    small = selection(5)
+    plan, results, _ = selection_plan(device, small, logits, [0])
+    used = device.used_bytes
+    wide = trace_epilogue(lambda: FUNCTIONS["sort_desc"](FUNCTIONS["iota"](1 << 18))[1], Model(VOCAB, HIDDEN)).program
+    kernel = device.compile(EpilogueSpec(wide))
+    bindings = {name: device.create_buffer(64, name) for name in ("arena", "lanes", "results")}
+    for _ in range(2):
+        with pytest.raises(DeviceOutOfMemory, match=r"buffer 'scratch' needs \d+ bytes"):
+            device.compile_plan([Launch(kernel, bindings)])
+    del kernel
+    for buffer in bindings.values():
+        buffer.destroy()
+    gc.collect()
+    assert device.used_bytes == used
+    plan.run(lanes=1)
+    got = np.frombuffer(await device.read(results, 0, results.size), np.uint32)
+    (best, kept), _, status = oracle.run_epilogue(small, trace_params(small), logits, None, 0, {})
+    assert got.tolist() == [status, *best.tolist(), int(kept)]
+    device.close()
+
+
+def test_too_much_work_is_a_kernel_error(device: CpuDevice) -> None:
+    def fn() -> Tensor:
+        a = FUNCTIONS["reshape"](FUNCTIONS["iota"](700 * 700).cast("f32"), (700, 700))
+        return reduce_max(FUNCTIONS["reshape"](FUNCTIONS["matmul"](a, a), 700 * 700))
+
+    with pytest.raises(KernelError, match=r"epilogue [0-9a-f]{12}: the program would take \d+ steps or more a lane"):
+        device.compile(EpilogueSpec(trace_epilogue(fn, Model(VOCAB, HIDDEN)).program))
