@@ -1,4 +1,4 @@
-{# Rotates q and k, appends k and v to the cache. One invocation a pair of elements. #}
+{# Rotates q and k, appends k and v to the cache. One invocation a pair of elements. A slot outside the cache stores nothing. #}
 {% include "step.wgsl" %}
 {% include "sincos.wgsl" %}
 @compute @workgroup_size(64)
@@ -18,11 +18,15 @@ fn main(@builtin(global_invocation_id) gid: vec3u) {
   let source = t * {{ (heads + 2 * kv_heads) * head_dim }}u + head * {{ head_dim }}u;
   let va = qkv[source + a];
   let vb = qkv[source + b];
-  let slot = token_word(t, 3u) * {{ kv_heads * head_dim }}u;
+  let place = token_word(t, 3u);
+  let slot = place * {{ kv_heads * head_dim }}u;
+  let stored = place < min(arrayLength(&k_cache), arrayLength(&v_cache)) / {{ kv_heads * head_dim }}u;
   if (head >= {{ heads + kv_heads }}u) {
     let target_v = slot + (head - {{ heads + kv_heads }}u) * {{ head_dim }}u;
-    v_cache[target_v + a] = va;
-    v_cache[target_v + b] = vb;
+    if (stored) {
+      v_cache[target_v + a] = va;
+      v_cache[target_v + b] = vb;
+    }
     return;
   }
   let cs = cos_sin(token_word(t, 2u), freqs[j]);
@@ -32,7 +36,7 @@ fn main(@builtin(global_invocation_id) gid: vec3u) {
     let target_q = (t * {{ heads }}u + head) * {{ head_dim }}u;
     q[target_q + a] = ra;
     q[target_q + b] = rb;
-  } else {
+  } else if (stored) {
     let target_k = slot + (head - {{ heads }}u) * {{ head_dim }}u;
     k_cache[target_k + a] = ra;
     k_cache[target_k + b] = rb;

@@ -180,6 +180,25 @@ async def test_rope_append(device: WebGpuDevice, style: str) -> None:
     assert np.isnan(got_q[3:]).all() and np.isnan(got_k[others]).all() and np.isnan(got_v[others]).all()
 
 
+@pytest.mark.parametrize("slot", [96, 1 << 27, 0xFFFFFFFF])  # behind the cache; where slot * row wraps around; the largest
+async def test_a_slot_outside_the_cache_stores_nothing(device: WebGpuDevice, slot: int) -> None:
+    step = Step([Token(pos=3), Token(pos=4)], tables=[(5,)])
+    words = step.words()
+    words[16 + 3] = slot
+    caches = [put(device, np.full((96, 2, 16), NAN)) for _ in range(2)]
+    rows = put(device, np.ones((2, 8, 16), np.float32))
+    bindings = {
+        "step": put(device, words),
+        "qkv": rows,
+        "freqs": put(device, np.ones(8, np.float32)),
+        "q": put(device, np.zeros((2, 4, 16), np.float32)),
+    }
+    launch(device, "rope_append", {**ROPE, "style": "half", "bucket": 2}, {**bindings, "k_cache": caches[0], "v_cache": caches[1]})
+    for cache in caches:
+        got = await get(device, cache, (96, 2, 16))
+        assert np.isfinite(got[84]).all() and np.isnan(np.delete(got, 84, 0)).all()
+
+
 async def test_rope_is_accurate_at_every_position_to_8191(device: WebGpuDevice) -> None:
     """cos and sin of pos * freq within 1e-5 of float64 (f32 rounding of the angle alone would be 5e-4 off)."""
     freqs = np.array([1.0, 0.9999, 0.37, 10_000 ** (-1 / 3), 1e-2, 1e-4, 2.0**-20, 1e-30], np.float32)
