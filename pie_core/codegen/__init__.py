@@ -6,6 +6,7 @@ from pie_core.codegen.cpu import CpuProgram, emit_epilogue_cpu
 from pie_core.codegen.layout import LaneLayout, lane_layout
 from pie_core.codegen.maps import emit_map_cpu, emit_map_wgsl
 from pie_core.codegen.wgsl import WgslKernel, emit_epilogue_wgsl
+from pie_core.codegen.wgsl_split import emit_epilogue_wgsl_split
 
 __all__ = [
     "CpuProgram",
@@ -13,6 +14,7 @@ __all__ = [
     "WgslKernel",
     "emit_epilogue_cpu",
     "emit_epilogue_wgsl",
+    "emit_epilogue_wgsl_split",
     "emit_map_cpu",
     "emit_map_wgsl",
     "lane_layout",

@@ -56,7 +56,7 @@ class Epilogue(Values):
         """All skeletons of a phase, a barrier behind each."""
         for skeleton in phase.skeletons:
             self.routines.call(self, skeleton)
-            self.line("sync();")
+            self.line("storageBarrier();")
 
     def results(self, guard: str = "lid == 0u") -> None:
         """Scalar stores and the status word, by one thread."""
@@ -98,7 +98,7 @@ class Epilogue(Values):
 
     def describe(self) -> str:
         """What a workgroup does."""
-        return f"One workgroup of {self.grid.workgroup} a lane"
+        return f"One workgroup of {self.grid.workgroup} a lane" + (f", sums in {self.grid.groups} parts" if self.grid.groups > 1 else "")
 
 
 def used_bindings(uses: set[str]) -> tuple[tuple[str, str], ...]:
@@ -135,11 +135,11 @@ def emit_epilogue_wgsl(program: Program, workgroup: int = 256, groups: int = 1) 
         body.title(number, phase_title(number, phase))
         folds = body.loops(phase.loops)
         if stores_scratch(phase) or (phase.skeletons and number):
-            body.line("sync();")
+            body.line("storageBarrier();")
         body.join(folds)
         body.skeletons(phase)
         if plan.scratch_words and not phase.skeletons and number + 1 < len(plan.phases):
-            body.line("sync();")
+            body.line("storageBarrier();")
     body.title(len(plan.phases), "scalar results")
     body.results()
     return body.kernel("group.x", (0, 1, 1), used_bindings(body.uses), plan.scratch_words)

@@ -66,9 +66,12 @@ class Accumulator:
 
     def save(self, writer: Writer, arrays: Sequence[str], index: str) -> None:
         """Write the accumulator at `index` of one array a word."""
-        writer.line(f"{arrays[0]}[{index}] = {word_of(self.acc, self.rule.acc)};")
-        if self.rule.arg:
-            writer.line(f"{arrays[1]}[{index}] = {self.arg};")
+        for array, word in zip(arrays, self.partial(), strict=True):
+            writer.line(f"{array}[{index}] = {word};")
+
+    def partial(self) -> list[str]:
+        """The accumulator as words."""
+        return [word_of(self.acc, self.rule.acc), *([self.arg] if self.rule.arg else [])]
 
     def load(self, writer: Writer, arrays: Sequence[str], index: str) -> None:
         """Read the accumulator."""

@@ -30,12 +30,9 @@ class Rows(NamedTuple):
     n: int
 
 
-# Functions of the workgroup, by name. `sync` makes scratch visible to all threads; the others stand between barriers of their own.
+# Functions of the workgroup, by name. Each has the barriers that its own arrays need; scratch written before is seen
+# behind a storageBarrier, at which all threads arrive.
 COMMON: dict[str, str] = {
-    "sync": """fn sync() {  // all threads arrive, and see what the others wrote
-  storageBarrier();
-  workgroupBarrier();
-}""",
     "kept": """fn kept(x: f32, least: u32, last: u32, at: u32) -> bool {  // of a pivot: by key, equal keys by index
   let key = f_key(x);
   return key > least || (key == least && at <= last);

@@ -83,7 +83,7 @@ $select
       }
       seen += select(0u, 1u, k == key);
     }
-    sync();
+    storageBarrier();
     for (var a = lid; a < $k; a += $wg) {
       let at = scratch[work + a];
       let k = scratch[work + $k + a];
@@ -95,7 +95,7 @@ $select
       scratch[values + rank] = $word;
       scratch[indices + rank] = at;
     }
-    sync();
+    storageBarrier();
   }
 }"""
 

@@ -36,7 +36,7 @@ SORT = """fn NAME(lid: u32, source: u32, values: u32, indices: u32, work: u32) {
       scratch[work + i] = ~$key;
       scratch[work + $n + i] = i;
     }
-    sync();
+    storageBarrier();
     for (var turn = 0u; turn < 8u; turn += 1u) {
       let shift = 4u * turn;
       let keys = work + (turn & 1u) * $two_n;
@@ -45,7 +45,7 @@ SORT = """fn NAME(lid: u32, source: u32, values: u32, indices: u32, work: u32) {
       for (var d = 0u; d < 16u; d += 1u) { next[d] = 0u; }
       for (var i = start; i < end; i += 1u) { next[(scratch[keys + i] >> shift) & 15u] += 1u; }
       for (var d = 0u; d < 16u; d += 1u) { scratch[counts + d * $wg + lid] = next[d]; }
-      sync();
+      storageBarrier();
       var mine = 0u;
       for (var j = 0u; j < 16u; j += 1u) { mine += scratch[counts + lid * 16u + j]; }
       var place = before(lid, mine);
@@ -54,7 +54,7 @@ SORT = """fn NAME(lid: u32, source: u32, values: u32, indices: u32, work: u32) {
         scratch[counts + lid * 16u + j] = place;
         place += count;
       }
-      sync();
+      storageBarrier();
       for (var d = 0u; d < 16u; d += 1u) { next[d] = scratch[counts + d * $wg + lid]; }
       for (var i = start; i < end; i += 1u) {
         let key = scratch[keys + i];
@@ -64,14 +64,14 @@ SORT = """fn NAME(lid: u32, source: u32, values: u32, indices: u32, work: u32) {
         scratch[sorted + to] = key;
         scratch[sorted + $n + to] = scratch[keys + $n + i];
       }
-      sync();
+      storageBarrier();
     }
     for (var j = lid; j < $k; j += $wg) {
       let at = scratch[work + $n + j];
       scratch[values + row * $k + j] = $word;
       scratch[indices + row * $k + j] = at;
     }
-    sync();
+    storageBarrier();
   }
 }"""
 
@@ -128,7 +128,7 @@ fn NAME(lid: u32, a: u32, b: u32, result: u32) {  // one element at a time, all 
 
 SCATTER = """fn NAME(lid: u32, base: u32, index: u32, values: u32, result: u32) {  // rows of a thread's own, updates in index order
   for (var i = lid; i < $all; i += $wg) { scratch[result + i] = $base_word; }
-  sync();
+  storageBarrier();
   for (var unit = lid; unit < $units; unit += $wg) {
     let column = unit % $columns;
     let share = unit / $columns;

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pie_core.codegen import emit_epilogue_wgsl, emit_map_wgsl
+from pie_core.codegen import emit_epilogue_wgsl, emit_epilogue_wgsl_split, emit_map_wgsl
 from pie_core.codegen.wgsl import WgslKernel
+from pie_core.eta.program import Program
 from tests.codegen.batch import Answer, Batch, MapLaunch
 
 Array = Any
@@ -24,12 +25,13 @@ POISON = 0x7FC00ABC  # a NaN: scratch as some other program may leave it
 
 
 class Job(NamedTuple):
-    """One dispatch: WGSL, arrays by binding order, which of them come back, workgroups along x."""
+    """Dispatches over the same bindings: (WGSL, workgroups) of each, arrays by binding order, "rw" where they come back. `groups` is what a
+    0 in a grid stands for."""
 
-    source: str
+    launches: tuple[tuple[str, tuple[int, int, int]], ...]
     arrays: tuple[Array, ...]
     access: tuple[str, ...]
-    groups: int
+    groups: int = 1
 
 
 class Gpu:
@@ -39,9 +41,10 @@ class Gpu:
         self.gpu = module
         self.device = device
         self._pipelines: dict[str, Any] = {}
+        self._layouts: dict[tuple[str, ...], tuple[Any, Any]] = {}
 
     def run(self, job: Job) -> list[Array]:
-        """The arrays after the dispatch, "rw" ones as written."""
+        """The arrays after the dispatches, "rw" ones as written."""
         usage = self.gpu.BufferUsage
         device = self.device
         buffers = []
@@ -50,18 +53,14 @@ class Gpu:
             buffer = device.create_buffer(size=len(data), usage=usage.STORAGE | usage.COPY_DST | usage.COPY_SRC)
             device.queue.write_buffer(buffer, 0, data)
             buffers.append(buffer)
-        pipeline = self._pipelines.get(job.source)
-        if pipeline is None:
-            module = device.create_shader_module(code=job.source)
-            pipeline = device.create_compute_pipeline(layout="auto", compute={"module": module, "entry_point": "main"})
-            self._pipelines[job.source] = pipeline
         entries = [{"binding": i, "resource": {"buffer": b, "offset": 0, "size": b.size}} for i, b in enumerate(buffers)]
-        group = device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
+        group = device.create_bind_group(layout=self._layout(job.access)[0], entries=entries)
         encoder = device.create_command_encoder()
         step = encoder.begin_compute_pass()
-        step.set_pipeline(pipeline)
         step.set_bind_group(0, group)
-        step.dispatch_workgroups(job.groups, 1, 1)
+        for source, grid in job.launches:
+            step.set_pipeline(self.pipeline(source, job.access))
+            step.dispatch_workgroups(*[n or job.groups for n in grid])
         step.end()
         device.queue.submit([encoder.finish()])
         out = []
@@ -72,6 +71,30 @@ class Gpu:
                 out.append(array)
             buffer.destroy()
         return out
+
+    def pipeline(self, source: str, access: tuple[str, ...]) -> Any:
+        """The pipeline of a text, compiled once."""
+        made = self._pipelines.get(source)
+        if made is None:
+            module = self.device.create_shader_module(code=source)
+            compute = {"module": module, "entry_point": "main"}
+            made = self._pipelines[source] = self.device.create_compute_pipeline(layout=self._layout(access)[1], compute=compute)
+        return made
+
+    def _layout(self, access: tuple[str, ...]) -> tuple[Any, Any]:
+        made = self._layouts.get(access)
+        if made is None:
+            entries = [
+                {
+                    "binding": i,
+                    "visibility": self.gpu.ShaderStage.COMPUTE,
+                    "buffer": {"type": "storage" if a == "rw" else "read-only-storage"},
+                }
+                for i, a in enumerate(access)
+            ]
+            group = self.device.create_bind_group_layout(entries=entries)
+            made = self._layouts[access] = (group, self.device.create_pipeline_layout(bind_group_layouts=[group]))
+        return made
 
 
 @lru_cache(maxsize=1)
@@ -106,19 +129,29 @@ def swiftshader(jobs: Sequence[Job]) -> list[list[Array]]:
 MACHINES = {"lavapipe": lavapipe, "swiftshader": swiftshader}
 
 
-def epilogue_job(batch: Batch, workgroup: int = 256) -> tuple[Job, WgslKernel]:
-    """The dispatch of a batch."""
-    kernel = emit_epilogue_wgsl(batch.program, workgroup)
+def kernels_of(program: Program, workgroup: int, groups: int, split: bool) -> tuple[WgslKernel, ...]:
+    """The launches of a program in one form."""
+    if split:
+        return emit_epilogue_wgsl_split(program, groups, workgroup)
+    return (emit_epilogue_wgsl(program, workgroup, groups),)
+
+
+def epilogue_job(batch: Batch, workgroup: int = 256, groups: int = 1, split: bool = False) -> tuple[Job, WgslKernel]:
+    """The dispatches of a batch; scratch is full of NaN."""
+    kernels = kernels_of(batch.program, workgroup, groups, split)
+    kernel = kernels[0]
     scratch = np.full(kernel.scratch_words * len(batch.lanes) + 4, POISON, np.uint32)
     given = {"logits": batch.logits, "hidden": batch.hidden, "arena": batch.arena, "lanes": batch.table, "results": batch.results}
     given["scratch"] = scratch
     arrays = tuple(given[name] for name, _ in kernel.bindings)
-    return Job(kernel.source, arrays, tuple(a for _, a in kernel.bindings), len(batch.lanes)), kernel
+    return Job(tuple((k.source, k.grid) for k in kernels), arrays, tuple(a for _, a in kernel.bindings), len(batch.lanes)), kernel
 
 
-def run_batches(machine: str, batches: Sequence[Batch], workgroup: int = 256) -> list[list[Answer]]:
-    """The answers of several launches."""
-    jobs = [epilogue_job(batch, workgroup) for batch in batches]
+def run_batches(
+    machine: str, batches: Sequence[Batch], workgroup: int = 256, groups: int = 1, *, split: bool = False
+) -> list[list[Answer]]:
+    """The answers of several launches, each alone on the machine."""
+    jobs = [epilogue_job(batch, workgroup, groups, split) for batch in batches]
     answers = []
     for batch, (_, kernel), arrays in zip(batches, jobs, MACHINES[machine]([j for j, _ in jobs]), strict=True):
         after = {name: array for (name, _), array in zip(kernel.bindings, arrays, strict=True)}
@@ -130,7 +163,7 @@ def run_batches(machine: str, batches: Sequence[Batch], workgroup: int = 256) ->
 def map_job(launch: MapLaunch) -> Job:
     """The dispatch of a map program; the last array is the output."""
     kernel = emit_map_wgsl(launch.program, launch.n, launch.inputs, launch.rows, launch.bucket)
-    return Job(kernel.source, (launch.step, *launch.arrays, launch.out), tuple(a for _, a in kernel.bindings), kernel.grid[0])
+    return Job(((kernel.source, kernel.grid),), (launch.step, *launch.arrays, launch.out), tuple(a for _, a in kernel.bindings))
 
 
 def _child() -> None:

@@ -1,0 +1,143 @@
+"""The split form of an epilogue for GPUs: a launch a phase with several workgroups a lane, whose folds meet in scratch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pie_core.codegen.schedule import Phase, Schedule, Sink, schedule
+from pie_core.codegen.wgsl import Epilogue, check_workgroup, phase_title, used_bindings
+from pie_core.codegen.wgsl_folds import Accumulator, join_threads
+from pie_core.codegen.wgsl_loops import Grid
+from pie_core.codegen.wgsl_writer import WgslKernel, note_of
+from pie_core.eta.program import Program
+
+MAX_GROUPS = 64
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Where the parts of a fold lie: `parts` groups of a word (or two) a thread, from scratch word `word`. `phase`: where they are made."""
+
+    sink: Sink
+    phase: int
+    word: int
+    parts: int
+
+    def at(self, which: int, group: str, workgroup: int) -> str:
+        """Scratch index of this thread's word `which` of a group."""
+        return f"mine + {self.word + which * self.parts * workgroup}u + {group} * {workgroup}u + lid"
+
+
+class _Launch(Epilogue):
+    """One launch. Folds of earlier phases have names from the start; those that the body uses are joined at its top."""
+
+    def __init__(self, plan: Schedule, grid: Grid, partials: dict[tuple[str, int], Partial], phase: int) -> None:
+        super().__init__(plan, grid)
+        self.partials = partials
+        self.phase = phase
+        self._folds: dict[str, Partial] = {}
+        for (kind, value), partial in partials.items():
+            if partial.phase >= phase:
+                continue
+            name = f"fold{value}" if kind == "reduce" else f"nan{value}"
+            self._folds[name] = partial
+            if kind == "reduce":
+                self.scalars[value, 0] = name
+            else:
+                self.status[value] = name
+
+    def save(self, folds: Sequence[Accumulator]) -> None:
+        """Write this group's part of each fold."""
+        for fold in folds:
+            partial = self.partials[fold.key]
+            self.uses.add("scratch")
+            inside = "" if partial.parts == self.grid.groups else f"if (group.x < {partial.parts}u) "
+            for which, word in enumerate(fold.partial()):
+                write = f"scratch[{partial.at(which, 'group.x', self.grid.workgroup)}] = {word};"
+                self.line(f"{inside}{{ {write} }}" if inside else write)
+
+    def join_parts(self) -> None:
+        """Put the joins that the body needs before it."""
+        body, self.lines = self.lines, []
+        text = "\n".join(body)
+        needed = {name: partial for name, partial in self._folds.items() if re.search(rf"\b{name}\b", text)}
+        folds = {name: Accumulator(self, self.plan, partial.sink) for name, partial in needed.items()}
+        if folds:
+            self.uses.add("scratch")
+            self.line("// what the launches before left: parts of groups, then of threads")
+        for fold in folds.values():
+            fold.start(self)
+        for parts in sorted({p.parts for p in needed.values()}):
+            with self.loop(f"var g = 0u; g < {parts}u; g += 1u", parts):
+                for name, fold in folds.items():
+                    partial = needed[name]
+                    if partial.parts == parts:
+                        fold.join(self, [f"scratch[{partial.at(w, 'g', self.grid.workgroup)}]" for w in range(fold.words)])
+        self.arrays |= join_threads(self, list(folds.values()), self.grid.workgroup)
+        for name, fold in folds.items():
+            self.line(f"let {name} = {fold.final};  // {note_of(fold.id, self.plan.node(fold.id))}")
+        self.lines += body
+
+    def describe(self) -> str:
+        """What a workgroup does."""
+        return f"Split: {self.grid.groups} workgroups of {self.grid.workgroup} a lane"
+
+
+def _partials(plan: Schedule, grid: Grid) -> tuple[dict[tuple[str, int], Partial], int]:
+    """Places of all folds behind the schedule's scratch, and the words of a lane in all."""
+    found: dict[tuple[str, int], Partial] = {}
+    word = plan.scratch_words
+    sizes = Epilogue(plan, grid)  # only to ask each fold for its words
+    for number, phase in enumerate(plan.phases):
+        for loop in phase.loops:
+            for sink in loop.sinks:
+                if sink.kind == "store" or sink.targets:
+                    continue
+                fold = Accumulator(sizes, plan, sink)
+                found[fold.key] = Partial(sink, number, word, grid.parts(loop.n))
+                word += fold.words * grid.parts(loop.n) * grid.workgroup
+    return found, word
+
+
+def _ends(plan: Schedule) -> bool:
+    """Whether the loops of the last phase can be followed by the scalar results: nothing is folded or made from memory there."""
+    last: Phase | None = plan.phases[-1] if plan.phases else None
+    return last is not None and not last.skeletons and all(s.kind == "store" for loop in last.loops for s in loop.sinks)
+
+
+def emit_epilogue_wgsl_split(program: Program, groups: int, workgroup: int = 256) -> tuple[WgslKernel, ...]:
+    """The launches of an epilogue, to run in order: grid (groups or 1, lanes, 1); all have the same bindings and `scratch_words`. Results
+    equal those of `emit_epilogue_wgsl(program, workgroup, groups)` bit for bit. `groups` is 1 to MAX_GROUPS. Raises ProgramError when a
+    bound does not hold."""
+    check_workgroup(workgroup)
+    if not 1 <= groups <= MAX_GROUPS:
+        raise ValueError(f"groups must be from 1 to {MAX_GROUPS}, got {groups}")
+    plan = schedule(program)
+    wide, alone = Grid(workgroup, groups, split=True), Grid(workgroup, groups)
+    partials, words = _partials(plan, wide)
+    launches: list[_Launch] = []
+    for number, phase in enumerate(plan.phases):
+        if phase.loops:
+            body = _Launch(plan, wide, partials, number)
+            body.line(f"// {phase_title(number, phase)}")
+            body.save(body.loops(phase.loops))
+            launches.append(body)
+        if phase.skeletons:
+            body = _Launch(plan, alone, partials, number)
+            body.line(f"// phase {number}: {len(phase.skeletons)} from memory to memory")
+            body.skeletons(phase)
+            launches.append(body)
+    if _ends(plan):
+        body, guard = launches[-1], "lid == 0u && group.x == 0u"
+    else:
+        body, guard = _Launch(plan, alone, partials, len(plan.phases)), "lid == 0u"
+        launches.append(body)
+    body.line("// scalar results")
+    body.results(guard)
+    for body in launches:
+        body.join_parts()
+    bindings = used_bindings(set().union(*(body.uses for body in launches)))
+    words = words if ("scratch", "rw") in bindings else 0
+    return tuple(body.kernel("group.y", (groups if body.grid.split else 1, 0, 1), bindings, words) for body in launches)
