@@ -2,6 +2,7 @@
 
 The yardstick (bench/yardsticks/int16_products.c) computes the same matrix products in the plainest blocked form in the same run.
 Both are timed by the CPU time of their threads, in an order that lets them see the same machine.
+Then the ops of samplers over a vocabulary of 49,152, as ratios to a bare maximum of the same row, and first use of whole samplers.
 `--context N` sets the positions that attention sees.
 """
 
@@ -9,9 +10,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
+import random
+import struct
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.report import Report
@@ -20,7 +24,7 @@ from pie_core.codegen import lane_layout
 from pie_core.device.cpu import CpuBuffer, CpuDevice
 from pie_core.device.protocol import NONE, Buffer, EpilogueSpec, KernelSpec, Launch, MapSpec, Plan, Weight
 from pie_core.device.templates import template
-from pie_core.eta import Model, intrinsics, reduce_argmax, trace_epilogue
+from pie_core.eta import FUNCTIONS, Model, Tensor, intrinsics, reduce_argmax, trace_epilogue
 from pie_core.eta.program import Node, Program
 from pie_server.adapters.cpu_module import WasmtimeCpuModule
 from pie_server.build.cpu_module import cpu_module
@@ -212,6 +216,100 @@ async def measure(report: Report, device: CpuDevice, module: WasmtimeCpuModule, 
         if case.times == LAYERS:
             plan = device.compile_plan([Launch(device.compile(case.spec), case.buffers)])
             report.add(f"{case.name} at 128 rows, us a row", await clock.seconds(plan) / 128 * 1e6)
+    await measure_samplers(report, device, clock)
+
+
+async def measure_samplers(report: Report, device: CpuDevice, clock: Clock) -> None:
+    """Selection and sampling over one row, less what every epilogue costs, per bare maximum of that row; and first use of programs."""
+    rng = random.Random(1)
+    logits = [rng.gauss(0.0, 3.0) for _ in range(VOCAB)]
+    total = sum(map(math.exp, logits))
+    rows = {"logits": logits, "probabilities": [math.exp(x) / total for x in logits], "equal": [1.0 / VOCAB] * VOCAB}
+    buffers = {name: device.create_buffer(4 * VOCAB, name) for name in rows}
+    for name, row in rows.items():
+        device.write(buffers[name], 0, struct.pack(f"<{VOCAB}f", *row))
+    greatest = await _epilogue_seconds(device, clock, SAMPLER_OPS["max"][1], buffers["logits"])
+    report.add("epilogue: max of 49,152 logits, us", greatest * 1e6)
+    for name, (source, fn) in SAMPLER_OPS.items():
+        for row in dict.fromkeys((source, "equal")):
+            spent = await _epilogue_seconds(device, clock, fn, buffers[row])
+            report.target(f"  {name} of {row}, ms", spent * 1e3, "<=", 2.0 if name == "typical" else 1.0)
+            report.add(f"    {name} of {row} / max", spent / greatest)
+    for name, fn in {"greedy": SAMPLER_OPS["argmax"][1], "mirostat": mirostat, "typical": typical}.items():
+        times = []
+        for _ in range(5):
+            program = trace_epilogue(fn, Model(VOCAB, WIDTH)).program
+            start = time.thread_time()
+            kernel = device.compile(EpilogueSpec(program))
+            times.append(time.thread_time() - start)
+            del kernel  # the device forgets it with its last user
+        report.target(f"first use of {name}: emit and upload, ms", max(times) * 1e3, "<=", 30.0)
+        kernel = device.compile(EpilogueSpec(program))
+        start = time.thread_time()
+        assert device.compile(EpilogueSpec(program)) is kernel
+        report.target(f"  {name} again, ms", (time.thread_time() - start) * 1e3, "<=", 2.0)
+
+
+async def _epilogue_seconds(device: CpuDevice, clock: Clock, fn: Callable[[], object], row: Buffer) -> float:
+    traced = trace_epilogue(fn, Model(VOCAB, WIDTH))
+    layout = lane_layout(traced.program)
+    arena, results = device.create_buffer(64, "arena"), device.create_buffer(4 * (layout.results_words + 4), "results")
+    at, outs = 1, []
+    for size in layout.out_sizes:
+        outs.append(at)
+        at += size
+    words = layout.pack(0, 0, [(4 * c, 4 * c, NONE) for c in range(layout.channels)], outs, traced.params)
+    lanes = device.create_buffer(4 * layout.words, "lanes")
+    device.write(lanes, 0, struct.pack(f"<{len(words)}I", *words))
+    bindings = {"logits": row, "arena": arena, "lanes": lanes, "results": results}
+    plan = device.compile_plan([Launch(device.compile(EpilogueSpec(traced.program)), bindings)] * 20)
+    spent = await clock.seconds(plan, lanes=1) / 20
+    for buffer in (arena, results, lanes):
+        buffer.destroy()
+    return spent
+
+
+def _row() -> Tensor:
+    return intrinsics.output(0, "logits")
+
+
+def _count(mask: Tensor) -> Tensor:
+    return FUNCTIONS["reduce_sum"](mask.cast("u32"))
+
+
+def _state() -> Tensor:
+    return FUNCTIONS["iota"](2)
+
+
+def mirostat() -> tuple[Tensor, Tensor]:
+    """One step with a fixed mu."""
+    token, mu = FUNCTIONS["mirostat"](_row(), FUNCTIONS["constant"](8.0, "f32"), _state())
+    return token, mu
+
+
+def typical() -> Tensor:
+    """A sample of the typical set."""
+    return FUNCTIONS["gumbel_max"](FUNCTIONS["masked"](_row(), FUNCTIONS["typical"](_row(), 0.95)), _state())
+
+
+# name -> (row it is made for, epilogue)
+SAMPLER_OPS: dict[str, tuple[str, Callable[[], object]]] = {
+    "max": ("logits", lambda: FUNCTIONS["reduce_max"](_row())),
+    "argmax": ("logits", lambda: reduce_argmax(_row())),
+    "top_k 40": ("logits", lambda: FUNCTIONS["top_k"](_row(), 40)[1]),
+    "pivot_rank 40": ("logits", lambda: _count(FUNCTIONS["pivot_threshold"](_row(), rank=40))),
+    "pivot_rank 5000": ("logits", lambda: _count(FUNCTIONS["pivot_threshold"](_row(), rank=5000))),
+    "pivot_mass 0.9": ("probabilities", lambda: _count(FUNCTIONS["pivot_threshold"](_row(), mass=0.9))),
+    "sort_desc": ("logits", lambda: FUNCTIONS["sort_desc"](_row())[1]),
+    "cumsum": ("logits", lambda: FUNCTIONS["cumsum"](_row())),
+    "gumbel": ("logits", lambda: FUNCTIONS["gumbel_max"](_row() / 0.7, _state())),
+    "top_p 0.9 and gumbel": (
+        "logits",
+        lambda: FUNCTIONS["gumbel_max"](FUNCTIONS["masked"](_row(), FUNCTIONS["top_p"](_row(), 0.9)), _state()),
+    ),
+    "typical": ("logits", typical),
+    "mirostat": ("logits", mirostat),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
