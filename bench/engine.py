@@ -34,6 +34,9 @@ class Landed:
         """Zeros."""
         return self._data
 
+    def times(self) -> None:
+        """Not measured."""
+
 
 class NullRunner:
     """Packs the step as a real runner does, and runs nothing."""

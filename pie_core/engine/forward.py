@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pie_core.engine.pipeline import Pipeline
 
 U32_END = 1 << 32
+SHORT_PASS = 16  # tokens; a pass of at most this many counts as decode and goes before prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,7 @@ class Pass:
         "reuse",
         "revives",
         "seq",
+        "short",
         "sink",
         "skip",
         "started",
@@ -181,6 +183,7 @@ class Pass:
         self.seq = seq  # grows with each pass the engine accepts
         self.accepted_at = accepted_at
         self.remaining = sum(p.n for p in parts)
+        self.short = self.remaining <= SHORT_PASS
         self.reuse = reuse
         self.revives: WorkingSet | None = None  # the paused set that the pass computes again (see pausing.py)
         self.claims: list[bytes] = []  # names of pages that others wait for

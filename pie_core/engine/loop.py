@@ -5,26 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from pie_core.device.protocol import DeviceError, DeviceLost
+from pie_core.device.protocol import PAGE_TOKENS, DeviceError, DeviceLost
 from pie_core.engine.arena import Arena
 from pie_core.engine.errors import EngineError, EngineLost, EngineStopped, OutOfPages, PassFailed, PassSkipped
-from pie_core.engine.forward import Pass
+from pie_core.engine.forward import Pass, PassSpec
 from pie_core.engine.instance import Instance, InstanceLimits
 from pie_core.engine.linger import Linger
 from pie_core.engine.metrics import Metrics, StepRecord
+from pie_core.engine.pacing import Pace
 from pie_core.engine.pages import PagePool
 from pie_core.engine.pausing import Pressure
 from pie_core.engine.pipeline import Pipeline
 from pie_core.engine.predict import Guess, Predictor
 from pie_core.engine.prefix_cache import PrefixCache
 from pie_core.engine.program_info import ProgramInfo, ProgramInfos
-from pie_core.engine.runner import Runner
+from pie_core.engine.runner import Runner, StepHandle
 from pie_core.engine.scheduler import Scheduler
 from pie_core.engine.settle import publish_pages, settle_passes
 from pie_core.engine.step import Step
+from pie_core.engine.streams import Streams
 from pie_core.eta.program import Program
 
 _logger = logging.getLogger(__name__)
@@ -32,15 +35,17 @@ _logger = logging.getLogger(__name__)
 AHEAD = 2  # steps in flight at most: one runs, the next is enqueued
 
 
+@dataclass(slots=True, eq=False)
 class _Flight:
-    """A step that was submitted and not read."""
+    """A step that was submitted and not read, and what is to be recorded of it."""
 
-    __slots__ = ("step", "submitted", "task")
-
-    def __init__(self, step: Step, submitted: float, task: asyncio.Task[bytes | bytearray | memoryview]) -> None:
-        self.step = step
-        self.submitted = submitted
-        self.task = task
+    step: Step
+    submitted: float
+    task: asyncio.Task[bytes | bytearray | memoryview]
+    handle: StepHandle
+    rows: tuple[int, int]  # decode, prefill
+    waited: float
+    pages: tuple[int, int, int, int]  # used, shared, cached, free
 
 
 class Engine:
@@ -49,9 +54,11 @@ class Engine:
     `start()` begins the step loop on the running loop, `await stop()` ends it and fails what is left. In between,
     `open_instance` gives out Instances. `predict`: run the expected next pass of a decode loop before it is submitted (see
     predict.py); by default where the host has a core to spare while the device computes. Results are the same either way.
+    `deterministic`: steps are cut by fixed sizes instead of by measured time. With a runner that is deterministic too, the same
+    passes with the same seeds give the same bits alone and in any batch.
     """
 
-    def __init__(self, runner: Runner, *, predict: bool | None = None) -> None:
+    def __init__(self, runner: Runner, *, predict: bool | None = None, deterministic: bool = False) -> None:
         self.runner = runner
         self.limits = runner.limits
         self.pool = PagePool(self.limits.pages)
@@ -59,7 +66,10 @@ class Engine:
         self.arena = Arena(self.limits.arena_words)
         self.metrics = Metrics()
         self.instances: dict[Instance, None] = {}
-        self.scheduler = Scheduler(self.limits, self.pool, self.cache, runner.copy_page)
+        self.deterministic = deterministic
+        self.pace = Pace(self.limits.max_tokens, self.limits.mixed_prefill, enabled=not deterministic)
+        self.streams = Streams()
+        self.scheduler = Scheduler(self.limits, self.pool, self.cache, runner.copy_page, self._prefill_rows)
         self.predictor = Predictor(self.limits, self.pool, self.metrics, enabled=self.limits.spare_core if predict is None else predict)
         self.pressure = Pressure(self.scheduler, self.pool, self.predictor, self.metrics, self.instances)
         self.lost: EngineError | None = None
@@ -75,6 +85,7 @@ class Engine:
         self._opened = 0
         self.accepted = 0
         self._number = 0
+        self._landed_at = 0.0  # when the last step was read
 
     # --- life
 
@@ -134,6 +145,23 @@ class Engine:
             "in_flight": len(self._flights),
         }
 
+    def timeline(self, since: int = -1) -> dict[str, object]:
+        """The last steps as JSON values: {"columns", "steps", "most", "now"}; those with a number over `since`."""
+        return {**self.metrics.export(since), "now": self.now()}
+
+    async def prewarm(self, ids: Sequence[int], tenant: str = "") -> int:
+        """Compute the full pages of `ids` for later passes of `tenant` that begin with them; how many tokens are there now. They stay
+        until the pool needs the room. Raises InvalidPass, EngineError."""
+        instance = self.open_instance("prewarm", tenant)
+        try:
+            pipe = instance.pipeline()
+            done = instance.submit(pipe, PassSpec(ids, [instance.working_set()]))[0]
+            instance.close_pipeline(pipe)
+            await done
+            return len(ids) // PAGE_TOKENS * PAGE_TOKENS
+        finally:
+            instance.close()
+
     # --- called by instances and pipelines
 
     def poke(self) -> None:
@@ -150,6 +178,7 @@ class Engine:
     def forget_return(self, pipe: Pipeline) -> None:
         """`pipe` will not submit any more."""
         self._linger.forget(pipe)
+        self.streams.forget(pipe)
         self.predictor.forget(pipe)
         self.poke()
 
@@ -247,6 +276,8 @@ class Engine:
         """Whether the pipelines of the step in flight have their next passes here already. If some will only come back with
         its results, going ahead without them would split the batch for good; the device is busy anyway."""
         step = self._flights[-1].step
+        if not step.decode_tokens and self.streams.away(self.now()):
+            return False  # a stream comes back soon, and two steps of prefill in front of it are one too many
         if any(guess.live and not guess.pipe.silent for guess in step.guesses):
             return False
         return all(work.pipe.queue or work.pipe.closed or work.pipe.silent or work.pipe.instance.closed for work in step.passes)
@@ -255,9 +286,12 @@ class Engine:
         now = self.now()
         metrics = self.metrics
         self._number += 1
+        longest = 0.0
         for work in step.touched:
             if work.accepted_at:
-                metrics.waited(now - work.accepted_at)
+                waited = now - work.accepted_at
+                metrics.waited(waited)
+                longest = max(longest, waited)
                 work.accepted_at = 0.0
         metrics.decode_tokens += step.decode_tokens
         metrics.prefill_tokens += step.n_tokens - step.decode_tokens
@@ -273,8 +307,16 @@ class Engine:
         results: Coroutine[Any, Any, bytes | bytearray | memoryview] = handle.results()
         task = self._loop.create_task(results)
         task.add_done_callback(self._landed)
-        self._flights.append(_Flight(step, now, task))
+        pool = self.pool
+        pages = (pool.used, pool.shared, pool.idle, pool.free)
+        prefill = step.n_tokens - step.decode_tokens
+        rows = (step.batch.n_tokens - prefill, prefill)
+        self._flights.append(_Flight(step, now, task, handle, rows, longest, pages))
         self._dirty = True  # maybe the next step can go right behind it
+
+    def _prefill_rows(self, decode: int) -> int:
+        """Rows of prefill for a step that holds `decode` rows already."""
+        return self.pace.prefill_rows(decode, self.streams.count(self.now()))
 
     def _landed(self, _: asyncio.Task[Any]) -> None:
         self.poke()
@@ -284,6 +326,7 @@ class Engine:
         metrics = self.metrics
         error = flight.task.exception()
         if error is not None:
+            self._record(flight, self.now(), failed=True)
             self._fail(step, error)
             return
         results = memoryview(flight.task.result())
@@ -292,14 +335,33 @@ class Engine:
         self.predictor.landed(step, results)
         now = self.now()
         metrics.steps += 1
-        metrics.timeline.append(StepRecord(step.number, flight.submitted, now, step.n_tokens, len(step.passes)))
+        self.pace.ran(*flight.rows, self._record(flight, now, failed=False))
         self._answer(step.passes, now)
+
+    def _record(self, flight: _Flight, now: float, *, failed: bool) -> float:
+        """Put a step that was read into the timeline; the seconds for which it kept the device busy."""
+        step, metrics = flight.step, self.metrics
+        busy = now - max(flight.submitted, self._landed_at)
+        self._landed_at = now
+        metrics.busy_s += busy
+        device, epilogue = flight.handle.times() or (None, None)
+        decode, prefill = flight.rows
+        metrics.timeline.append(
+            StepRecord(
+                step.number, flight.submitted, now, busy, device, epilogue, step.batch.n_tokens, decode, prefill, step.reused_tokens,
+                len(step.passes), len(step.guesses), len({work.instance for work in step.touched}), len(step.batch.epilogues),
+                flight.waited, *flight.pages, len(self.scheduler.waiting), failed,
+            )
+        )  # fmt: skip
+        return busy
 
     def _answer(self, passes: list[Pass], now: float) -> None:
         for work in passes:
             pipe = work.pipe
             for part in work.parts:
                 part.ws.used_at = now
+            if not pipe.closed and work.short:
+                self.streams.answered(pipe, now)
             if not pipe.queue and not pipe.flying and not pipe.stopped:
                 self._linger.answered(pipe, now)
                 self.predictor.answered(work)

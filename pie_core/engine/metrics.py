@@ -5,15 +5,34 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+TIMELINE_STEPS = 1024
+
 
 class StepRecord(NamedTuple):
-    """One step that was read: times in seconds of the loop's clock, and what it held."""
+    """One step that was read. Times are seconds of the loop's clock; `device_s` is what the device itself measured (None where it
+    cannot), `busy_s` the time from when it could begin until its results were here."""
 
     number: int
     submitted: float
     settled: float
-    tokens: int
-    passes: int
+    busy_s: float
+    device_s: float | None
+    epilogue_s: float | None
+    tokens: int  # rows, guessed ones included
+    decode_tokens: int
+    prefill_tokens: int
+    reused_tokens: int  # skipped by passes that started in it, because shared pages hold them
+    passes: int  # that ended with it
+    guesses: int
+    instances: int
+    kernels: int  # epilogue launches
+    queue_wait_s: float  # the longest of a pass that started in it
+    pages_used: int
+    pages_shared: int
+    pages_cached: int
+    pages_free: int  # those kept for what they hold included
+    waiting: int  # passes that wait for pages
+    failed: bool
 
 
 class Metrics:
@@ -21,6 +40,7 @@ class Metrics:
 
     __slots__ = (
         "adopted",
+        "busy_s",
         "decode_tokens",
         "dropped",
         "failed_passes",
@@ -52,11 +72,12 @@ class Metrics:
         self.revived = 0
         self.queue_wait_sum = 0.0
         self.queue_wait_max = 0.0
+        self.busy_s = 0.0  # seconds in which the device had a step
         self.lingers = 0  # lingers that ran out with a pipeline still silent
         self.predicted = 0  # passes run before they were submitted: adopted, dropped or not claimed yet
         self.adopted = 0
         self.dropped = 0
-        self.timeline: deque[StepRecord] = deque(maxlen=1024)
+        self.timeline: deque[StepRecord] = deque(maxlen=TIMELINE_STEPS)
 
     def waited(self, seconds: float) -> None:
         """A pass entered its first step after `seconds` in the queue."""
@@ -66,3 +87,8 @@ class Metrics:
     def snapshot(self) -> dict[str, int | float]:
         """The counters by name."""
         return {name: getattr(self, name) for name in self.__slots__ if name != "timeline"}
+
+    def export(self, since: int = -1) -> dict[str, object]:
+        """The timeline as JSON values, in columns order: steps with a number over `since`. No text of any user is in it."""
+        rows = [list(record) for record in self.timeline if record.number > since]
+        return {"columns": list(StepRecord._fields), "steps": rows, "most": TIMELINE_STEPS}

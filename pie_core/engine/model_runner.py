@@ -20,7 +20,7 @@ ARENA_WORDS = 1 << 18  # 1 MiB of channel cells
 RESULTS_WORDS = 1 << 16
 TABLE_WORDS = 1 << 15
 LANE_WORDS = 1 << 14
-MIXED_PREFILL = 16  # rows a step beside decode, where products gain nothing from more: a long prompt must not stall other streams
+MIXED_PREFILL = 64  # rows a step beside decode at most, where products gain nothing from more (see pacing.py)
 EPILOGUE_PLANS = 256  # compiled epilogues kept
 
 
@@ -135,3 +135,6 @@ class StepRun:
     async def results(self) -> bytes:
         """The step's results region (u32 words, little endian). Raises DeviceError."""
         return await self._read
+
+    def times(self) -> None:
+        """Not measured."""

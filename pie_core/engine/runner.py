@@ -72,6 +72,10 @@ class StepHandle(Protocol):
         Awaited at most once, also when `results_words` is 0. Raises DeviceError when the step did not run as asked."""
         ...
 
+    def times(self) -> tuple[float, float] | None:
+        """(seconds of the whole step, of its epilogues) as the device measured them, once the results are here; None where it does not."""
+        ...
+
 
 class Runner(Protocol):
     """A loaded model on a device: an ordered queue. `submit`, `write_arena` and `copy_page` take effect in call order and

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pie_core.device.protocol import PAGE_TOKENS
 from pie_core.engine.errors import ContextLengthExceeded, EngineError, InvalidPass, InvalidState, OutOfPages
-from pie_core.engine.forward import Pass
+from pie_core.engine.forward import SHORT_PASS, Pass
 from pie_core.engine.pages import PagePool
 from pie_core.engine.pausing import Revival
 from pie_core.engine.pipeline import ForkEntry, Pipeline
@@ -20,17 +20,23 @@ from pie_core.engine.working_set import pages_for
 if TYPE_CHECKING:
     from pie_core.engine.instance import Instance
 
-SHORT_PASS = 16  # tokens; a pass of at most this many counts as decode and goes before prefill
-
 
 class Scheduler:
     """Fills steps. It keeps nothing between steps but the order of turns and who waits for pages."""
 
-    def __init__(self, limits: RunnerLimits, pool: PagePool, cache: PrefixCache, copy_page: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        limits: RunnerLimits,
+        pool: PagePool,
+        cache: PrefixCache,
+        copy_page: Callable[[int, int], None],
+        prefill_rows: Callable[[int], int],
+    ) -> None:
         self._limits = limits
         self._pool = pool
         self._cache = cache
         self._copy_page = copy_page
+        self._prefill_rows = prefill_rows
         self._short = min(SHORT_PASS, limits.max_tokens)
         self.instances: dict[Instance, None] = {}  # those with queued entries, in the order of their turns
         self.waiting: list[tuple[Pass, int]] = []  # passes that found too few free pages in the last fill, with their need
@@ -83,6 +89,8 @@ class Scheduler:
             if not queue:
                 pipe.instance.idle(pipe)
         step.decode_tokens = step.n_tokens
+        if long:
+            step.prefill_room = self._prefill_rows(step.decode_tokens)
         for pipe, work in long:
             state = self._admit(work, step)
             if state is None:

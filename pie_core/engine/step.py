@@ -25,6 +25,7 @@ class Step:
         "n_tokens",
         "number",
         "passes",
+        "prefill_room",
         "reused_tokens",
         "touched",
         "written",
@@ -36,6 +37,7 @@ class Step:
         self.n_tokens = 0
         self.decode_tokens = 0
         self.reused_tokens = 0
+        self.prefill_room = limits.max_tokens  # rows for what comes after decode
         self.passes: list[Pass] = []
         self.touched: list[Pass] = []
         self.guesses: list[Guess] = []
@@ -48,8 +50,7 @@ class Step:
         """Tokens of `work` that this step can still take: all that remain, some of its body, or 0."""
         limits, batch = self._limits, self.batch
         room = limits.max_tokens - self.n_tokens
-        if self.decode_tokens:  # what follows is prefill beside decode
-            room = min(room, limits.mixed_prefill - (self.n_tokens - self.decode_tokens))
+        room = min(room, self.prefill_room - (self.n_tokens - self.decode_tokens))
         if room <= 0:
             return 0
         tables = sum(pages_for(p.ws.length + p.n - p.done) for p in work.parts if p.done < p.n)

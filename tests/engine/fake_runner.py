@@ -69,6 +69,9 @@ class FakeHandle:
             raise self._error
         return self._data
 
+    def times(self) -> tuple[float, float] | None:
+        return None
+
 
 class FakeRunner:
     """Runs each step at submit (an ordered queue) and hands its results out later."""
