@@ -107,6 +107,11 @@ def _ends(plan: Schedule) -> bool:
     return last is not None and not last.skeletons and all(s.kind == "store" for loop in last.loops for s in loop.sinks)
 
 
+def longest_loop(program: Program) -> int:
+    """Elements of the longest loop of an epilogue. Raises ProgramError as `schedule` does."""
+    return max((loop.rows * loop.n for phase in schedule(program).phases for loop in phase.loops), default=0)
+
+
 def emit_epilogue_wgsl_split(program: Program, groups: int, workgroup: int = 256) -> tuple[WgslKernel, ...]:
     """The launches of an epilogue, to run in order: grid (groups or 1, lanes, 1); all have the same bindings and `scratch_words`. Results
     equal those of `emit_epilogue_wgsl(program, workgroup, groups)` bit for bit. `groups` is 1 to MAX_GROUPS. Raises ProgramError when a

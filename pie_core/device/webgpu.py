@@ -25,12 +25,15 @@ from pie_core.device.protocol import (
     flat,
 )
 from pie_core.device.webgpu_buffer import WebGpuBuffer, check_range
+from pie_core.device.webgpu_epilogue import EpiloguePlan, EpilogueScratch
 from pie_core.device.webgpu_errors import says_lost, translate
-from pie_core.device.webgpu_kernels import KernelCache, WebGpuKernel
-from pie_core.device.webgpu_plan import EpiloguePlan, RecordedPlan, make_plan
+from pie_core.device.webgpu_kernels import KernelCache, WebGpuKernel, owned_kernel
+from pie_core.device.webgpu_plan import RecordedPlan
 from pie_core.device.webgpu_read import ReadPool
 from pie_core.device.webgpu_upload import Uploader
 
+SIZE_LIMITS = ("max-storage-buffer-binding-size", "max-buffer-size")
+DEFAULT_BINDING_BYTES = 128 << 20  # what every WebGPU device binds
 TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -42,7 +45,9 @@ class WebGpuDevice:
         self.gpu = gpu
         self.raw = raw
         self.map_read = gpu.MapMode.READ if map_read is None else map_read
-        self.kernels = KernelCache(gpu, raw, "software" if info.software else "gpu")
+        most = min((info.limits[name] for name in SIZE_LIMITS if name in info.limits), default=DEFAULT_BINDING_BYTES)
+        self.kernels = KernelCache(gpu, raw, "software" if info.software else "gpu", most)
+        self.epilogue_scratch = EpilogueScratch(self, most)
         self.epoch = 0  # counts destroyed buffers; a plan checks its own when this moved
         self._info = info
         self._queue = raw.queue
@@ -103,7 +108,7 @@ class WebGpuDevice:
         if size < 1:
             raise DeviceError(f"buffer {label!r} of {size} bytes: the size must be at least 1")
         rounded = size + -size % 16
-        for limit in ("max-storage-buffer-binding-size", "max-buffer-size"):
+        for limit in SIZE_LIMITS:
             most = self._info.limits.get(limit)
             if most is not None and rounded > most:
                 raise LimitError(f"buffer {label!r} needs {size} bytes, over the {limit} of {most} bytes of {self._info.name}")
@@ -173,7 +178,11 @@ class WebGpuDevice:
     def compile_plan(self, launches: Sequence[Launch]) -> RecordedPlan | EpiloguePlan:
         """A plan over fixed buffers; an epilogue launch is a plan of its own."""
         self.check()
-        return make_plan(self, launches)
+        if not launches:
+            raise DeviceError("a plan needs at least one launch")
+        if len(launches) == 1 and owned_kernel(launches[0].kernel).grid is None:
+            return EpiloguePlan(self, launches[0])
+        return RecordedPlan(self, launches)
 
     def dispatch(self, kernel: WebGpuKernel, group: Any) -> None:
         """Enqueue one kernel with a fixed grid, outside any plan."""
@@ -231,6 +240,7 @@ class WebGpuDevice:
             return
         self._reads.close()
         self._uploads.close()
+        self.epilogue_scratch.close()
         self.mark_lost("it was closed")
         self.raw.destroy()
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import kernels_wgsl
-from pie_core.codegen import emit_epilogue_wgsl, emit_map_wgsl, lane_layout
-from pie_core.device.protocol import DeviceError, EpilogueSpec, KernelError, KernelSpec, MapSpec, TemplateSpec
+from pie_core.codegen import WgslKernel, emit_epilogue_wgsl, emit_epilogue_wgsl_split, emit_map_wgsl, lane_layout, longest_loop
+from pie_core.device.protocol import DeviceError, EpilogueSpec, KernelError, KernelSpec, LimitError, MapSpec, TemplateSpec
 from pie_core.device.templates import TEMPLATES, template
 from pie_core.device.webgpu_errors import translate
 from pie_core.eta.errors import ProgramError
@@ -17,12 +17,24 @@ from pie_core.eta.errors import ProgramError
 EPILOGUE_KERNELS = 256  # most epilogue pipelines kept; a program beyond that compiles again
 # Lanes of an epilogue workgroup: a software adapter pays for every lane at every barrier.
 EPILOGUE_WORKGROUP = {"software": 32, "gpu": 256}
+SPLIT_ELEMENTS = 16_384  # shortest row that is worth several workgroups and a launch a phase on a GPU
+SPLIT_GROUPS = 32  # workgroups of a lane then
+
+
+@dataclass(frozen=True)
+class EpilogueForm:
+    """One way to run an epilogue: (pipeline, workgroups) of each launch in order, a 0 stands for the lanes; `scratch_bytes` a lane."""
+
+    steps: tuple[tuple[Any, tuple[int, int, int]], ...]
+    layout: Any
+    bindings: tuple[tuple[str, str], ...]
+    scratch_bytes: int
 
 
 @dataclass(frozen=True)
 class WebGpuKernel:
-    """A compiled spec. `grid` counts workgroups, None for an epilogue (one workgroup a lane); `lane_words` is the length of a
-    lane in u32 words, 0 for other kernels."""
+    """A compiled spec: `pipeline` with `grid` workgroups, or an epilogue's forms (`grid` is None then, `lane_words` the length of a lane in
+    u32 words)."""
 
     spec: KernelSpec
     pipeline: Any
@@ -30,13 +42,29 @@ class WebGpuKernel:
     bindings: tuple[tuple[str, str], ...]
     grid: tuple[int, int, int] | None
     lane_words: int = 0
+    fused: EpilogueForm | None = None
+    split: EpilogueForm | None = None
+
+    def form(self, *, split: bool) -> EpilogueForm:
+        """The form of an epilogue: the split one where it exists and is asked for."""
+        form = self.split if split and self.split is not None else self.fused
+        if form is None:
+            raise DeviceError(f"{self.spec} is no epilogue")
+        return form
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Bindings that a launch has to give; scratch is the device's own."""
+        return tuple(name for name, _ in self.bindings if name != "scratch")
 
 
 class KernelCache:
-    """Compiles specs on one raw device. `adapter_class` chooses the variant of each template."""
+    """Compiles specs on one raw device. `adapter_class` chooses the variant of each template; `scratch_limit`: bytes that an epilogue's
+    scratch may take."""
 
-    def __init__(self, gpu: Any, device: Any, adapter_class: Literal["software", "gpu"]) -> None:
+    def __init__(self, gpu: Any, device: Any, adapter_class: Literal["software", "gpu"], scratch_limit: int) -> None:
         self._gpu = gpu
+        self._scratch_limit = scratch_limit
         self._device = device
         self._adapter_class: Literal["software", "gpu"] = adapter_class
         self._kernels: dict[KernelSpec, WebGpuKernel] = {}
@@ -83,15 +111,31 @@ class KernelCache:
         return self._build(spec, emitted.source, emitted.bindings, emitted.grid, "map program")
 
     def _epilogue(self, spec: EpilogueSpec) -> WebGpuKernel:
+        program = spec.program
         try:
+            parts = SPLIT_GROUPS if self._adapter_class == "gpu" and longest_loop(program) >= SPLIT_ELEMENTS else 1
             try:
-                emitted = emit_epilogue_wgsl(spec.program, EPILOGUE_WORKGROUP[self._adapter_class])
+                fused = emit_epilogue_wgsl(program, EPILOGUE_WORKGROUP[self._adapter_class], parts)
             except ProgramError:  # over the iteration bound: more lanes have fewer iterations each
-                emitted = emit_epilogue_wgsl(spec.program, 256)
+                fused = emit_epilogue_wgsl(program, 256, parts)
+            split = emit_epilogue_wgsl_split(program, parts) if parts > 1 else ()
         except ProgramError as error:
             raise KernelError(str(error)) from error
-        pipeline, layout = self._pipeline(emitted.source, emitted.bindings, "epilogue program")
-        return WebGpuKernel(spec, pipeline, layout, emitted.bindings, None, lane_layout(spec.program).words)
+        if fused.scratch_words * 4 > self._scratch_limit:
+            raise LimitError(
+                f"a pass of this program needs {fused.scratch_words * 4} bytes of scratch, the device binds at most {self._scratch_limit}: "
+                "use shorter vectors or fewer sorts"
+            )
+        forms = [self._form(kernels) for kernels in ((fused,), split) if kernels and kernels[0].scratch_words * 4 <= self._scratch_limit]
+        bindings = {name: access for form in forms for name, access in form.bindings}
+        words = lane_layout(program).words
+        return WebGpuKernel(spec, None, None, tuple(bindings.items()), None, words, forms[0], forms[1] if len(forms) > 1 else None)
+
+    def _form(self, kernels: Sequence[WgslKernel]) -> EpilogueForm:
+        first = kernels[0]
+        made = [self._pipeline(k.source, k.bindings, "epilogue program") for k in kernels]
+        steps = tuple((pipeline, kernel.grid) for (pipeline, _), kernel in zip(made, kernels, strict=True))
+        return EpilogueForm(steps, made[0][1], first.bindings, first.scratch_words * 4)
 
     def _build(
         self, spec: KernelSpec, source: str, bindings: tuple[tuple[str, str], ...], grid: tuple[int, int, int], what: str

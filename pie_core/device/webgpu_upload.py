@@ -33,9 +33,7 @@ def raw_bytes(fmt: str, rows: int, cols: int, label: str) -> int:
     return rows * (cols // BLOCK) * QUANTISED[fmt][0]
 
 
-def pieces(
-    chunks: Iterable[memoryview | HostBytes], unit: int, most: int, expected: int, label: str
-) -> Iterator[memoryview | HostBytes]:
+def pieces(chunks: Iterable[memoryview | HostBytes], unit: int, most: int, expected: int, label: str) -> Iterator[memoryview | HostBytes]:
     """`chunks` cut into pieces of at most `most` bytes at multiples of `unit`. Raises DeviceError when the bytes are not `expected`."""
     step, seen = most - most % unit, 0
     for chunk in chunks:
