@@ -56,12 +56,13 @@ class Author:
         self.steps = steps
         sizes = [s for s in SIZES if s <= largest]
         self.vocab = pick.choice(sizes)
-        self.hidden = pick.choice(SMALL + (33,))
+        self.hidden = pick.choice((*SMALL, 33))
         self.rows = pick.choice((1, 2, 3))
         n, m = self.vocab, pick.choice(SMALL)
+        d = self.hidden
         self.channels = [
-            Chan("f32", (n,)), Chan("i32", (n,)), Chan("bool", (n,)), Chan("u32", (m,)), Chan("f32", (m, self.hidden)), Chan("i32"),
-            Chan("bool"), counter(),
+            Chan("f32", (n,)), Chan("i32", (n,)), Chan("bool", (n,)), Chan("u32", (m,)), Chan("f32", (m, d)), Chan("i32", (d, m)),
+            Chan("u32", (d, 2)), Chan("bool", (m, d)), Chan("i32"), Chan("bool"), counter(),
         ]  # fmt: skip
         self.values: list[Value] = []
         self.outs: list[Value] = []
@@ -119,8 +120,11 @@ class Author:
     # --- operands
 
     def one(self, test: Callable[[Value], bool]) -> Value | None:
-        """Some value that passes."""
+        """Some value that passes; any dtype as likely as another half of the time, as most values are f32."""
         fits = [v for v in self.values if test(v)]
+        if fits and self.pick.random() < 0.5:
+            dtype = self.pick.choice(sorted({v.dtype for v in fits}))
+            fits = [v for v in fits if v.dtype == dtype]
         return self.pick.choice(fits) if fits else None
 
     def number(self, dtype: str) -> Any:
@@ -218,7 +222,7 @@ def logic(a: Author) -> list[Value]:
 
 def select(a: Author) -> list[Value]:
     """select by a condition of the shape, or a scalar one."""
-    left = a.pick.choice(a.values)
+    left = a.one(lambda v: True) or a.values[0]
     right = a.partner(left)
     shape = left.shape or right.shape
     cond = a.one(lambda v: v.dtype == "bool" and v.shape in (shape, ()))
@@ -227,7 +231,7 @@ def select(a: Author) -> list[Value]:
 
 def cast(a: Author) -> list[Value]:
     """To another dtype."""
-    v = a.pick.choice(a.values)
+    v = a.one(lambda v: True) or a.values[0]
     dtype = a.pick.choice(("f32", "i32", "u32", "bool"))
     if dtype != "f32" and not v.equal:
         return []
@@ -253,9 +257,9 @@ def transcendental(a: Author) -> list[Value]:
 
 def view(a: Author) -> list[Value]:
     """reshape, broadcast, transpose."""
-    v = a.pick.choice(a.values)
+    v = a.one(lambda v: True) or a.values[0]
     n = int(np.prod(v.shape)) if v.shape else 1
-    kind = a.pick.randrange(3)
+    kind = a.pick.randrange(3) if len(v.shape) != 2 or a.pick.random() < 0.5 else 1
     if kind == 0:
         shapes = [(n,), (1, n), (n, 1), (1, n, 1)] + [(n // 2, 2), (2, n // 2)] * (n % 2 == 0)
         return _made(F["reshape"](v.x, a.pick.choice(shapes)), v)
@@ -424,7 +428,7 @@ def library(a: Author) -> list[Value]:
 
 
 STEPS: tuple[Callable[[Author], list[Value]], ...] = (
-    arithmetic, arithmetic, arithmetic, compare, logic, select, cast, cast, transcendental, view, view, view, generator, gather, gather_row,
+    arithmetic, arithmetic, arithmetic, compare, logic, select, cast, cast, transcendental, view, view, view, generator, gather, gather_row, gather_row,
     mask_apply, pivot, pivot, reduce, reduce, running, running, sort, sort, matmul, scatter, scatter, library,
 )  # fmt: skip
 
