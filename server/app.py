@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 from aiohttp import web
 
-from pie_server import model_files
+from pie_server import metrics_timeline, model_files
 from pie_server import web as page
 from pie_server.api import openai
 from pie_server.api.backend import BACKEND, METRICS, Backend
@@ -49,6 +49,7 @@ def create_app(backend: Backend, settings: Settings) -> web.Application:
     app.on_response_prepare.append(on_prepare)
     app.router.add_get("/health", health)
     app.router.add_get("/metrics", metrics_page)
+    metrics_timeline.add_routes(app, settings)
     openai.add_routes(app, settings)
     model_files.add_routes(app)
     page.add_routes(app, settings.page)

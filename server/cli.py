@@ -89,9 +89,14 @@ def serve(
     device: DeviceOption = None,
     poem: PoemOption = None,
     kv_pool_mb: PoolOption = None,
-    max_concurrent: Annotated[
-        int | None, typer.Option(help="Requests at one time; more get 429 (default 64).", show_default=False)
+    deterministic: Annotated[
+        bool | None,
+        typer.Option("--deterministic", help="The same request with the same seed gives the same tokens in any batch (default False)."),
     ] = None,
+    timeline: Annotated[
+        bool | None, typer.Option("--timeline", help="Answer GET /debug/timeline: what the last steps held (default False).")
+    ] = None,
+    max_concurrent: Annotated[int | None, typer.Option(help="Requests at one time; more get 429 (default 64).", show_default=False)] = None,
     max_body_mb: Annotated[float | None, typer.Option(help="Largest request body in MB (default 8).", show_default=False)] = None,
     shutdown_s: Annotated[
         float | None, typer.Option(help="Seconds for running requests after SIGTERM (default 5).", show_default=False)
@@ -114,7 +119,7 @@ def serve(
     settings = load_settings(
         host=host, port=port, model=model, device=device, poem=poem, kv_pool_mb=kv_pool_mb, max_concurrent=max_concurrent,
         max_body_mb=max_body_mb, shutdown_s=shutdown_s, allowed_hosts=allowed_host or None, cors_origins=cors_origin or None,
-        log_format=log_format,
+        log_format=log_format, deterministic=deterministic, timeline=timeline,
     )  # fmt: skip
     configure(settings.log_format)
     service = Service.from_settings(settings)

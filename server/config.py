@@ -24,6 +24,8 @@ class Settings(BaseSettings):
     device: DeviceName = "auto"
     poem: Path | None = Field(None, description="a model file that replaces the built-in one of this architecture")
     kv_pool_mb: int = Field(512, ge=1, le=1 << 20, description="MB (2^20 bytes) of KV cache on the device")
+    deterministic: bool = Field(False, description="the same request with the same seed gives the same tokens alone and in any batch")
+    timeline: bool = Field(False, description="answer GET /debug/timeline with what the last steps held")
 
     page: Path | None = Field(None, description="folder of the page's files; None is the one built for the present sources")
 
@@ -58,7 +60,7 @@ def load_settings(**flags: Any) -> Settings:
 
 
 FLAGS = {"cors_origins": "cors_origin", "allowed_hosts": "allowed_host"}  # a list's flag gives one item
-_KINDS = {int: "a whole number", float: "a number"}
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def _wanted(field: str) -> str:

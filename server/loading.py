@@ -116,6 +116,15 @@ def load_text(checkpoint: Checkpoint) -> Text:
     return Text(spec, tokenizer, load_chat(checkpoint.metadata, spec, tokenizer))
 
 
-def load_runner(device: Device, source: Source, kv_pool_mb: int, progress: Callable[[int, int], None]) -> ModelRunner:
+def load_runner(
+    device: Device, source: Source, kv_pool_mb: int, progress: Callable[[int, int], None], *, deterministic: bool = False
+) -> ModelRunner:
     """The model on the device. `progress` counts checkpoint bytes. Raises PoemError, WeightsError, DeviceError."""
-    return ModelRunner.load(device, source.checkpoint, poem=source.poem, kv_pool_bytes=kv_pool_mb << 20, progress=progress)
+    return ModelRunner.load(
+        device,
+        source.checkpoint,
+        poem=source.poem,
+        kv_pool_bytes=kv_pool_mb << 20,
+        progress=progress,
+        deterministic=deterministic,
+    )

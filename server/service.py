@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pie_core.device.protocol import PAGE_TOKENS, Device
@@ -28,7 +29,16 @@ from pie_server.threads import in_thread
 OnProgress = Callable[[Progress], None]
 OnLog = Callable[[str, str], None]  # (level, text)
 
-_GAUGES = {"pages_used", "pages_free", "pages_shared", "pages_cached", "arena_words_used", "instances", "in_flight", "queue_wait_max"}  # the rest are counters
+_GAUGES = {
+    "pages_used",
+    "pages_free",
+    "pages_shared",
+    "pages_cached",
+    "arena_words_used",
+    "instances",
+    "in_flight",
+    "queue_wait_max",
+}  # the rest are counters
 
 __all__ = ["USER_ERRORS", "Service"]
 
@@ -39,8 +49,17 @@ class Service:
     Implements `api.backend.Backend`. Everything but the constructor belongs to one event loop.
     """
 
-    def __init__(self, source: Source, device: DeviceName, kv_pool_mb: int, on_progress: OnProgress | None = None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        device: DeviceName,
+        kv_pool_mb: int,
+        on_progress: OnProgress | None = None,
+        *,
+        deterministic: bool = False,
+    ) -> None:
         self._source, self._wanted, self._kv_pool_mb, self._on_progress = source, device, kv_pool_mb, on_progress
+        self._deterministic = deterministic
         self._status = Status("loading", Progress("starting"))
         created = int(source.path.stat().st_mtime)
         self._card = ModelCard(source.name, created, source.architecture, source.context, source.path)
@@ -53,7 +72,8 @@ class Service:
     @classmethod
     def from_settings(cls, settings: Settings, on_progress: OnProgress | None = None) -> Service:
         """The service that `settings` describe, not yet loaded. Raises UserError and USER_ERRORS for what can be known at once."""
-        return cls(open_source(settings.model, settings.poem), settings.device, settings.kv_pool_mb, on_progress)
+        source = open_source(settings.model, settings.poem)
+        return cls(source, settings.device, settings.kv_pool_mb, on_progress, deterministic=settings.deterministic)
 
     @property
     def status(self) -> Status:
@@ -83,6 +103,10 @@ class Service:
             return {}
         status = self._engine.status()
         return {name if name in _GAUGES else f"{name}_total": float(value) for name, value in status.items()}
+
+    def timeline(self, since: int) -> Mapping[str, object]:
+        """The engine's steps after number `since`; empty while loading."""
+        return self._engine.timeline(since) if self._engine is not None else {}
 
     def _progress(self, part: str, stage: str | None, done: int = 0, total: int = 0) -> None:
         """`part` of the load has come to `stage`, or has ended (None): then a part that still goes on is shown."""
@@ -148,7 +172,8 @@ class Service:
         self._progress("device", "testing the device's kernels")
         await self_test(self._device)
         self._progress("device", "loading weights")
-        runner = await in_thread(load_runner, self._device, self._source, self._kv_pool_mb, bytes_done)
+        load = partial(load_runner, self._device, self._source, self._kv_pool_mb, bytes_done, deterministic=self._deterministic)
+        runner = await in_thread(load)
         self._progress("device", None)
         return runner
 

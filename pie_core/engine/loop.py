@@ -66,8 +66,8 @@ class Engine:
         self.arena = Arena(self.limits.arena_words)
         self.metrics = Metrics()
         self.instances: dict[Instance, None] = {}
-        self.deterministic = deterministic
-        self.pace = Pace(self.limits.max_tokens, self.limits.mixed_prefill, enabled=not deterministic)
+        self.deterministic = deterministic or self.limits.deterministic
+        self.pace = Pace(self.limits.max_tokens, self.limits.mixed_prefill, enabled=not self.deterministic)
         self.streams = Streams()
         self.scheduler = Scheduler(self.limits, self.pool, self.cache, runner.copy_page, self._prefill_rows)
         self.predictor = Predictor(self.limits, self.pool, self.metrics, enabled=self.limits.spare_core if predict is None else predict)

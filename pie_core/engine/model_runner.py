@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from pie_core.device.protocol import Device, DeviceError, EpilogueSpec, Launch, Plan
+from pie_core.device.protocol import LANE_ALIGN, Device, DeviceError, EpilogueSpec, Launch, Plan
 from pie_core.engine.runner import ROW_WORDS, RunnerLimits, StepBatch
 from pie_core.engine.step_buffer import HEADER_WORDS, pack_step
 from pie_core.eta.program import Program
@@ -42,10 +42,13 @@ class ModelRunner:
         poem: Path | None = None,
         kv_pool_bytes: int = 512 << 20,
         progress: Callable[[int, int], None] | None = None,
+        deterministic: bool = False,
     ) -> ModelRunner:
         """Trace the checkpoint's model, upload its weights and allocate `kv_pool_bytes` (rounded down to pages) of KV cache.
 
-        `progress(done, total)` counts checkpoint bytes. Raises UnknownArchitecture, PoemError, WeightsError, DeviceError;
+        `deterministic`: every step runs the plans of the largest bucket, and every lane a launch of its own, so that no kernel is
+        chosen by what else the step holds; slower where buckets differ. `progress(done, total)` counts checkpoint bytes.
+        Raises UnknownArchitecture, PoemError, WeightsError, DeviceError;
         DeviceError too when the pool holds less than one page.
         """
         checkpoint.check_runnable()
@@ -58,6 +61,8 @@ class ModelRunner:
             raise DeviceError(f"the KV pool of {kv_pool_bytes} bytes is smaller than one page of {page} bytes; raise --kv-pool-mb")
         max_tokens = device.token_buckets[-1]
         words = HEADER_WORDS + ROW_WORDS * max_tokens + MAX_READS + TABLE_WORDS + 64 + LANE_WORDS
+        if deterministic:  # each lane is aligned
+            words += LANE_ALIGN // 4 * max_tokens
         tables = Tables(device.create_buffer(4 * words, "step"), device.create_buffer(4 * ARENA_WORDS, "arena"))
         model = CompiledModel(device, graph, checkpoint, tables, pages=pages, max_reads=MAX_READS, progress=progress)
         limits = RunnerLimits(
@@ -72,6 +77,7 @@ class ModelRunner:
             table_words=TABLE_WORDS,
             lane_words=LANE_WORDS,
             mixed_prefill=MIXED_PREFILL if device.info.kind == "cpu" or device.info.software else max_tokens,
+            deterministic=deterministic,
             spare_core=not device.info.software,
         )
         return cls(device, model, tables, limits)
@@ -87,12 +93,13 @@ class ModelRunner:
 
     def submit(self, batch: StepBatch) -> StepRun:
         """Enqueue one step: one write, the body, the head when something is read, the epilogues, the read-back."""
-        packed = pack_step(batch)
+        fixed = self._limits.deterministic
+        packed = pack_step(batch, single_lanes=fixed)
         device, model = self.device, self.model
         device.write(self.tables.step, 0, packed.data)
-        model.body(batch.n_tokens).run()
+        model.body(model.max_tokens if fixed else batch.n_tokens).run()
         if batch.reads:
-            model.head(len(batch.reads)).run()
+            model.head(model.max_reads if fixed else len(batch.reads)).run()
         for group in packed.groups:
             self.epilogue_plan(group.program).run(lane_offset=group.lane_offset, lanes=group.lanes)
         return StepRun(device.read(self.results, 0, 4 * max(1, batch.results_words)))

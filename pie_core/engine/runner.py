@@ -26,6 +26,7 @@ class RunnerLimits:
     table_words: int  # page numbers of one step, all sequences together
     lane_words: int  # lane-table words of one step, each group rounded up to LANE_ALIGN bytes
     mixed_prefill: int = 1 << 30  # token rows of prefill in a step that also decodes: bounds what a long prompt adds to everybody's token
+    deterministic: bool = False  # the runner computes a row in the same way whatever else a step holds
     spare_core: bool = True  # False where the device computes on every core of the host: work beside a step then only slows the step
 
 

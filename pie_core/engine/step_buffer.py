@@ -36,8 +36,9 @@ def aligned_lane_words(words: int) -> int:
     return -(-words // LANE_ALIGN_WORDS) * LANE_ALIGN_WORDS
 
 
-def pack_step(batch: StepBatch) -> PackedStep:
-    """Little-endian words of the whole step: header, token rows, reads, page tables, then the lanes of each group."""
+def pack_step(batch: StepBatch, *, single_lanes: bool = False) -> PackedStep:
+    """Little-endian words of the whole step: header, token rows, reads, page tables, then the lanes of each group. `single_lanes`:
+    a launch for each lane, aligned like a group."""
     n_tokens, n_reads = batch.n_tokens, len(batch.reads)
     read_off = HEADER_WORDS + ROW_WORDS * n_tokens
     page_off = read_off + n_reads
@@ -50,9 +51,10 @@ def pack_step(batch: StepBatch) -> PackedStep:
     words.extend(batch.tables)
     groups: list[PackedGroup] = []
     for group in batch.epilogues:
-        pad = -len(words) % LANE_ALIGN_WORDS
-        words.frombytes(_ZEROS[: 4 * pad])
-        groups.append(PackedGroup(group.program, 4 * len(words), len(group.lanes)))
-        for lane in group.lanes:
-            words.extend(lane)
+        for lanes in ([lane] for lane in group.lanes) if single_lanes else (group.lanes,):
+            pad = -len(words) % LANE_ALIGN_WORDS
+            words.frombytes(_ZEROS[: 4 * pad])
+            groups.append(PackedGroup(group.program, 4 * len(words), len(lanes)))
+            for lane in lanes:
+                words.extend(lane)
     return PackedStep(bytearray(words.tobytes()), groups)

@@ -67,6 +67,10 @@ class Backend(Protocol):
         """Counters (`*_total`) and gauges of the engine; empty while loading."""
         ...
 
+    def timeline(self, since: int) -> Mapping[str, object]:
+        """The engine's steps after number `since` as JSON values; empty while loading."""
+        ...
+
     async def run(self, source: str, name: str, input: Mapping[str, Any], on_message: OnMessage | None = None) -> Any:
         """Run an inferlet to its result. `on_message` gets what it sends, in order. Cancelling the task ends the inferlet and
         frees what it held. Raises InferletError."""

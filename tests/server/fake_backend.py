@@ -29,6 +29,9 @@ class FakeBackend:
     def stats(self) -> Mapping[str, float]:
         return {"pages_used": 7.0, "steps_total": 3.0}
 
+    def timeline(self, since: int) -> Mapping[str, object]:
+        return {"columns": ["number"], "steps": [[n] for n in range(3) if n > since], "most": 1024, "now": 1.0}
+
     async def run(self, source: str, name: str, input: Mapping[str, Any], on_message: OnMessage | None = None) -> Any:
         async def drop(_: Any) -> None:
             return None

@@ -342,3 +342,16 @@ async def test_log_lines_hold_no_user_text_and_cannot_be_forged(capfd: pytest.Ca
     assert [(line["event"], line["status"]) for line in lines] == [("request", 200), ("request", 404), ("request", 400)]
     assert lines[0]["prompt_tokens"] == 3
     assert "secret" not in json.dumps(lines) and "forged" not in json.dumps(lines)
+
+
+async def test_the_timeline_is_there_when_asked_for() -> None:
+    async with serving(FakeBackend()) as session, session.get("/debug/timeline") as response:
+        assert response.status == 404
+    async with serving(FakeBackend(), timeline=True) as session:
+        for query, steps in (("", [[0], [1], [2]]), ("?since=1", [[2]])):
+            async with session.get(f"/debug/timeline{query}") as response:
+                body = await response.json()
+                assert (response.status, body["columns"], body["steps"]) == (200, ["number"], steps)
+        async with session.get("/debug/timeline?since=x") as response:
+            assert response.status == 400
+            assert assert_error_shape(await response.json())["param"] == "since"
