@@ -74,13 +74,12 @@ MEASURE = """async ([source, count, n]) => {
 BARE = (
     REPLAY
     + """
-import gc
+import asyncio
 import statistics
-from pie_web.page import Page
 
 async def bare(tokens, rounds):
-    [page] = [o for o in gc.get_objects() if isinstance(o, Page)]
-    runner = page._engine.runner
+    [loop] = [task.get_coro() for task in asyncio.all_tasks() if task.get_name() == "engine"]
+    runner = loop.cr_frame.f_locals["self"].runner
     replay = Replay(runner, greedy(runner))
     steps = [packed_step(replay.program, 8 + i, [100 + i], first_page=64) for i in range(tokens)]
     await replay.steps(steps[:2], 1)

@@ -102,8 +102,8 @@ export interface SharedParts {
 export type ToInferlet =
   /** The first message. `shared` is what the first worker made. Answered by "ready". */
   | { kind: "init"; base: string; text: TextSpec; shared?: SharedParts }
-  /** Serve one run over `port`. Answered by "ended". */
-  | { kind: "attach"; run: number; port: MessagePort }
+  /** Serve one run over `port`, the `last` one or not. Answered by "ended". */
+  | { kind: "attach"; run: number; port: MessagePort; last: boolean }
   /** The watchdog's question, answered by "pong" as soon as the guest's step ends. */
   | { kind: "ping"; n: number };
 

@@ -45,7 +45,7 @@ class OpenDevice:
 
     @property
     def busy_ms(self) -> float:
-        """How long it worked."""
+        """How long it worked: in calls (cpu), or from a step's commands to its read-back (webgpu)."""
         return self._raw.busy_ms
 
 

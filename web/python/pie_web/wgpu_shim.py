@@ -118,10 +118,10 @@ class GPUComputePass:
 class GPUCommandEncoder:
     """An open list of commands."""
 
-    __slots__ = ("js",)
+    __slots__ = ("_device", "js")
 
-    def __init__(self, raw: Any) -> None:
-        self.js = raw
+    def __init__(self, device: GPUDevice, raw: Any) -> None:
+        self._device, self.js = device, raw
 
     def begin_compute_pass(self) -> GPUComputePass:
         """A compute pass; end it before the next command."""
@@ -133,7 +133,7 @@ class GPUCommandEncoder:
 
     def finish(self) -> Any:
         """The commands, closed."""
-        return guarded(self.js.finish)
+        return self._device.timed(self.js.finish)
 
 
 class GPUComputePipeline:
@@ -148,15 +148,16 @@ class GPUComputePipeline:
 class GPUQueue:
     """The device's queue."""
 
-    __slots__ = ("_submit", "_write")
+    __slots__ = ("_device", "_submit", "_write")
 
-    def __init__(self, raw: Any) -> None:
+    def __init__(self, device: GPUDevice, raw: Any) -> None:
+        self._device = device
         self._submit = raw.submit
         self._write = raw.writeBuffer
 
     def submit(self, commands: Sequence[Any]) -> None:
         """Enqueue closed command lists."""
-        guarded(self._submit, to_js(commands))
+        self._device.timed(self._submit, to_js(commands))
 
     def write_buffer(self, buffer: GPUBuffer, offset: int, data: bytes | memoryview | HostBytes) -> None:
         """Enqueue a write; `data` is copied at the call. JavaScript's own arrays never enter Python."""
@@ -168,18 +169,35 @@ class GPUDevice:
 
     def __init__(self, raw: Any, make_replay: Any, on_lost: Callable[[str], None]) -> None:
         self.js = raw
-        self.queue = GPUQueue(raw.queue)
+        self.queue = GPUQueue(self, raw.queue)
         self.allocated = 0  # bytes of all buffers
-        self.busy_ms = 0.0  # with a read-back outstanding
         self._make_replay = make_replay
         self._on_lost = on_lost
         self._failure: GPUError | None = None
+        self._busy = 0.0
         self._maps = 0
         self._since = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._uncaptured = create_proxy(self._heard)
         raw.onuncapturederror = self._uncaptured
         self._spawn(self._watch())
+
+    # Time
+
+    @property
+    def busy_ms(self) -> float:
+        """Milliseconds with a read-back outstanding, or in which the browser took down a step's commands."""
+        return self._busy + (js.performance.now() - self._since if self._maps else 0.0)
+
+    def timed(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """`call(*arguments)`, guarded, as work of the device."""
+        if self._maps:
+            return guarded(call, *arguments)
+        began = js.performance.now()
+        try:
+            return guarded(call, *arguments)
+        finally:
+            self._busy += js.performance.now() - began
 
     # Errors
 
@@ -220,7 +238,7 @@ class GPUDevice:
         finally:
             self._maps -= 1
             if not self._maps:
-                self.busy_ms += js.performance.now() - self._since
+                self._busy += js.performance.now() - self._since
         failure = self._taken()
         if failure is not None:
             raise failure
@@ -243,7 +261,7 @@ class GPUDevice:
 
     def create_command_encoder(self) -> GPUCommandEncoder:
         """An open list of commands."""
-        return GPUCommandEncoder(guarded(self.js.createCommandEncoder))
+        return GPUCommandEncoder(self, guarded(self.js.createCommandEncoder))
 
     def create_shader_module(self, *, label: str = "", code: str) -> Any:
         """A shader; an error in it shows at the next read-back."""
@@ -306,7 +324,7 @@ class GPUDevice:
         run = replay.run
 
         def record(encoder: GPUCommandEncoder) -> None:
-            guarded(run, encoder.js)
+            self.timed(run, encoder.js)
 
         return record
 

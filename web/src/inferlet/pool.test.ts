@@ -63,6 +63,23 @@ test("the first worker makes what all need; one is kept ahead", async () => {
   assert(workers.every((worker) => worker.terminated));
 });
 
+test("a worker serves a few runs, and another is ready by then", () => {
+  const { pool: made, workers, alive } = pool({ runs: 2 });
+  workers[0]?.say({ kind: "ready", shared: SHARED });
+  workers[1]?.say({ kind: "ready" });
+  for (const run of [1, 2]) {
+    made.attach(run, port(), never);
+    workers[0]?.say({ kind: "ended", run, clean: true });
+    if (run === 1) workers[0]?.say({ kind: "ready" });
+  }
+  assert.deepEqual(workers[0]?.got.flatMap((message) => (message.kind === "attach" ? [message.last] : [])), [false, true]);
+  assert(workers[0]?.terminated);
+  made.attach(3, port(), never);
+  assert.deepEqual(workers[1]?.runs, [3]);
+  assert.equal(alive(), 2, "the one that runs, and one ahead");
+  made.dispose();
+});
+
 test("a worker that ended clean serves again, one that did not is thrown away", () => {
   const { pool: made, workers, alive } = pool({ idle: 2 });
   workers[0]?.say({ kind: "ready", shared: SHARED });

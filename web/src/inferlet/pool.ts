@@ -20,6 +20,8 @@ export interface PoolOptions {
   readonly idle?: number;
   /** Workers in all; further runs wait. Each takes some 40 MB. */
   readonly most?: number;
+  /** Runs of one worker. Browsers keep the memory of instances that ended, some 17 MB each, until it pleases them; that of a worker goes with it. */
+  readonly runs?: number;
   /** How long a step may take. */
   readonly stepSeconds?: number;
   readonly makeWorker?: (base: string) => WorkerLike;
@@ -34,6 +36,8 @@ interface Entry {
   readonly worker: WorkerLike;
   state: State;
   job: Job | null;
+  /** Those that it may still be given. */
+  runs: number;
   /** When the ping that is not answered yet was sent; null: none is out. */
   asked: number | null;
   /** The time of that ping was counted anew, once, since the page had been stopped. */
@@ -61,6 +65,7 @@ export class InferletPool {
   readonly #text: TextSpec;
   readonly #idle: number;
   readonly #most: number;
+  readonly #runs: number;
   readonly #stepMs: number;
   readonly #makeWorker: (base: string) => WorkerLike;
   readonly #entries = new Set<Entry>();
@@ -79,6 +84,7 @@ export class InferletPool {
     this.#text = options.text;
     this.#idle = options.idle ?? 3;
     this.#most = options.most ?? 32;
+    this.#runs = options.runs ?? 2;
     this.#stepMs = (options.stepSeconds ?? 10) * 1000;
     this.#makeWorker = options.makeWorker ?? startWorker;
     this.#refill();
@@ -126,7 +132,7 @@ export class InferletPool {
 
   #start(): Entry {
     const worker = this.#makeWorker(this.#base);
-    const entry: Entry = { worker, state: "starting", job: null, asked: null, pardoned: false };
+    const entry: Entry = { worker, state: "starting", job: null, runs: this.#runs, asked: null, pardoned: false };
     this.#entries.add(entry);
     worker.onmessage = ({ data }) => this.#receive(entry, data);
     worker.onerror = (event) => this.#die(entry, "WorkerFailed", `the inferlet's worker failed: ${event.message || "it could not be loaded"}`);
@@ -161,7 +167,7 @@ export class InferletPool {
         if (entry.job !== null) entry.job.ended = true;
         entry.job = null;
         entry.state = "refreshing";
-        if (!message.clean) this.#drop(entry);
+        if (!message.clean || entry.runs === 0) this.#drop(entry);
         break;
       case "failed": {
         const error = errorFrom(message.error);
@@ -181,7 +187,8 @@ export class InferletPool {
       entry.job = job;
       entry.asked = null;
       job.entry = entry;
-      entry.worker.postMessage({ kind: "attach", run: job.run, port: job.port }, [job.port]);
+      const last = --entry.runs === 0;
+      entry.worker.postMessage({ kind: "attach", run: job.run, port: job.port, last }, [job.port]);
       this.#watch();
     }
     this.#refill();

@@ -49,17 +49,17 @@ export class InferletWorker {
     return openGuest(component, modules, (op, payload) => this.#session?.host.call(op, payload) ?? "");
   }
 
-  async #attach({ run, port }: Attach): Promise<void> {
+  async #attach({ run, port, last }: Attach): Promise<void> {
     if (this.#booted === null || this.#instance === null) throw new Error("attach came before init, or during a run");
     const [{ text }, guest] = await Promise.all([this.#booted, this.#instance]);
     this.#instance = null;
-    this.#session = new Session(port as unknown as Port, guest, textService(text), (clean) => this.#ended(run, clean));
+    this.#session = new Session(port as unknown as Port, guest, textService(text), (clean) => this.#ended(run, clean, last));
   }
 
-  #ended(run: number, clean: boolean): void {
+  #ended(run: number, clean: boolean, last: boolean): void {
     this.#session = null;
     this.#post({ kind: "ended", run, clean });
-    if (clean && this.#booted !== null) void this.#refresh(this.#booted);
+    if (clean && !last && this.#booted !== null) void this.#refresh(this.#booted);
   }
 
   /** A fresh instance for the next run: the memory of this one is seen by nobody again. */
