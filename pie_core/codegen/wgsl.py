@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pie_core.codegen.layout import NONE, STATUS
 from pie_core.codegen.schedule import MAX_LINES, Loop, Phase, Schedule, schedule
 from pie_core.codegen.wgsl_calls import Routines
-from pie_core.codegen.wgsl_folds import TREE, Accumulator, join_threads, shared_arrays
+from pie_core.codegen.wgsl_folds import TREE, Accumulator, Joiner
 from pie_core.codegen.wgsl_loops import Grid, store, write_loop
 from pie_core.codegen.wgsl_routines import common
 from pie_core.codegen.wgsl_values import Values
@@ -28,7 +28,7 @@ class Epilogue(Values):
         super().__init__(plan)
         self.grid = grid
         self.routines = Routines(grid.workgroup)
-        self.arrays: set[str] = set()  # workgroup arrays of folds
+        self.joiner = Joiner(grid.workgroup)
         self.status: dict[int, str] = {}  # read-out -> name of its NaN flag
 
     def title(self, number: int, text: str) -> None:
@@ -40,12 +40,12 @@ class Epilogue(Values):
         """All loops of a phase; the folds whose threads are still to be joined."""
         folds: list[Accumulator] = []
         for loop in loops:
-            folds += write_loop(self, loop, self.grid, self.arrays)
+            folds += write_loop(self, loop, self.grid, self.joiner)
         return folds
 
     def join(self, folds: Sequence[Accumulator]) -> None:
         """Join the threads' parts; the results are scalars from here on."""
-        self.arrays |= join_threads(self, folds, self.grid.workgroup)
+        self.joiner.join(self, folds)
         for fold in folds:
             if fold.sink.kind == "nan":
                 self.status[fold.id] = fold.acc
@@ -83,7 +83,7 @@ class Epilogue(Values):
             head.append(f"  let mine = {lane} * {scratch_words}u;")
         body = [*self.head, *self.lines]
         functions, shared = common("\n".join([*self.routines.functions, *body]), wg)
-        shared = [*shared_arrays(self.arrays, wg), *shared]
+        shared = [*self.joiner.declarations(), *shared]
         lines = len(self.lines) + self.routines.lines
         if lines > MAX_LINES:
             raise ProgramError(f"the kernel would hold {lines} lines of WGSL, the cap is {MAX_LINES}: use fewer sorts and selections")

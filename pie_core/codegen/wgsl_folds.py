@@ -9,6 +9,7 @@ from pie_core.codegen.wgsl_writer import Writer, value_of, word_of
 from pie_core.eta.ops import OPS, Fold, variant
 
 TREE = 16  # partial results that one thread joins in the first step of a reduction
+ONE_STEP = 64  # largest workgroup whose parts are joined in one step
 SLOTS = 8  # workgroup arrays for reductions that share their barriers
 NAN_FOLD = Fold("u32", "0u", "f_nan({0})", "max({0}, {1})", "{0}")
 
@@ -104,47 +105,73 @@ def batches(folds: Sequence[Accumulator]) -> Iterator[list[Accumulator]]:
         yield batch
 
 
-def tree_iterations(workgroup: int) -> int:
-    """Loop iterations of `join_threads`."""
-    return TREE - 1 + max(workgroup // TREE - 1, 0)
+class Joiner:
+    """Joins the accumulators of all threads of a workgroup in a fixed tree; knows the workgroup arrays that this took.
 
+    A small workgroup joins in one step (barriers are what a software adapter pays for), each join in the other half of its arrays, so that
+    one barrier does. A large one joins parts of TREE threads, then the parts."""
 
-def join_threads(writer: Writer, folds: Sequence[Accumulator], workgroup: int) -> set[str]:
-    """Join the accumulators of all threads in two steps of a fixed tree; every thread ends with the results. The workgroup arrays used."""
-    used: set[str] = set()
-    for batch in batches(folds):
-        used |= {f"{name}{fold.slot + w}" for fold in batch for w in range(fold.words) for name in ("part", "whole")}
-        _join(writer, batch, workgroup // TREE)
-    return used
+    def __init__(self, workgroup: int) -> None:
+        self.workgroup = workgroup
+        self.single = workgroup <= ONE_STEP
+        self._used: set[tuple[str, int]] = set()
+        self._half = 0
 
+    @property
+    def iterations(self) -> int:
+        """Loop iterations of one join."""
+        return self.workgroup if self.single else TREE - 1 + self.workgroup // TREE - 1
 
-def _arrays(name: str, fold: Accumulator) -> list[str]:
-    return [f"{name}{fold.slot + w}" for w in range(fold.words)]
+    def join(self, writer: Writer, folds: Sequence[Accumulator]) -> None:
+        """Write the joins; every thread ends with the results."""
+        for batch in batches(folds):
+            if self.single:
+                self._one_step(writer, batch)
+            else:
+                self._two_steps(writer, batch)
 
+    def again(self, writer: Writer) -> None:
+        """Stands at the end of a loop around a join: the next round writes the same arrays."""
+        if self.single:
+            writer.line("workgroupBarrier();")
 
-def _join(writer: Writer, batch: Sequence[Accumulator], groups: int) -> None:
-    for fold in batch:
-        fold.save(writer, _arrays("part", fold), "lid")
-    writer.line("workgroupBarrier();")
-    with writer.block(f"if (lid < {groups}u)"):
+    def declarations(self) -> list[str]:
+        """The workgroup arrays."""
+        sizes = {"part": self.workgroup, "whole": self.workgroup // TREE}
+        return [f"var<workgroup> {name}{n}: array<u32, {sizes[name]}>;" for name, n in sorted(self._used, key=lambda u: (u[1], u[0]))]
+
+    def _arrays(self, name: str, fold: Accumulator) -> list[str]:
+        first = fold.slot + SLOTS * self._half
+        self._used |= {(name, first + w) for w in range(fold.words)}
+        return [f"{name}{first + w}" for w in range(fold.words)]
+
+    def _one_step(self, writer: Writer, batch: Sequence[Accumulator]) -> None:
         for fold in batch:
-            fold.load(writer, _arrays("part", fold), f"lid * {TREE}u")
-        with writer.loop(f"var j = 1u; j < {TREE}u; j += 1u", TREE - 1):
+            fold.save(writer, self._arrays("part", fold), "lid")
+        writer.line("workgroupBarrier();")
+        for fold in batch:
+            fold.load(writer, self._arrays("part", fold), "0u")
+        with writer.loop(f"var j = 1u; j < {self.workgroup}u; j += 1u", self.workgroup - 1):
             for fold in batch:
-                fold.join(writer, [f"{a}[lid * {TREE}u + j]" for a in _arrays("part", fold)])
+                fold.join(writer, [f"{a}[j]" for a in self._arrays("part", fold)])
+        self._half = 1 - self._half
+
+    def _two_steps(self, writer: Writer, batch: Sequence[Accumulator]) -> None:
+        groups = self.workgroup // TREE
         for fold in batch:
-            fold.save(writer, _arrays("whole", fold), "lid")
-    writer.line("workgroupBarrier();")
-    for fold in batch:
-        fold.load(writer, _arrays("whole", fold), "0u")
-    if groups > 1:
+            fold.save(writer, self._arrays("part", fold), "lid")
+        writer.line("workgroupBarrier();")
+        with writer.block(f"if (lid < {groups}u)"):
+            for fold in batch:
+                fold.load(writer, self._arrays("part", fold), f"lid * {TREE}u")
+            with writer.loop(f"var j = 1u; j < {TREE}u; j += 1u", TREE - 1):
+                for fold in batch:
+                    fold.join(writer, [f"{a}[lid * {TREE}u + j]" for a in self._arrays("part", fold)])
+            for fold in batch:
+                fold.save(writer, self._arrays("whole", fold), "lid")
+        writer.line("workgroupBarrier();")
+        for fold in batch:
+            fold.load(writer, self._arrays("whole", fold), "0u")
         with writer.loop(f"var j = 1u; j < {groups}u; j += 1u", groups - 1):
             for fold in batch:
-                fold.join(writer, [f"{a}[j]" for a in _arrays("whole", fold)])
-
-
-def shared_arrays(used: set[str], workgroup: int) -> list[str]:
-    """Declarations of the workgroup arrays that `join_threads` used."""
-    sizes = {"part": workgroup, "whole": workgroup // TREE}
-    order = sorted(used, key=lambda name: (int(name.lstrip("partwhole")), name))
-    return [f"var<workgroup> {name}: array<u32, {sizes[name.rstrip('0123456789')]}>;" for name in order]
+                fold.join(writer, [f"{a}[j]" for a in self._arrays("whole", fold)])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pie_core.codegen.access import access
 from pie_core.codegen.layout import NONE
 from pie_core.codegen.schedule import Loop, Sink, loop_values
-from pie_core.codegen.wgsl_folds import Accumulator, join_threads, tree_iterations
+from pie_core.codegen.wgsl_folds import Accumulator, Joiner
 from pie_core.codegen.wgsl_values import Values
 from pie_core.codegen.wgsl_writer import note_of, word_of
 
@@ -36,12 +36,12 @@ class Grid:
 
 def row_by_thread(rows: int, n: int, grid: Grid) -> bool:
     """Whether rows are folded one a thread (else one a workgroup); the same for all launch shapes."""
-    together = rows * (-(-n // grid.workgroup) + tree_iterations(grid.workgroup) + BARRIERS)
+    together = rows * (-(-n // grid.workgroup) + Joiner(grid.workgroup).iterations + BARRIERS)
     return -(-rows // grid.workgroup) * (n + 1) <= together
 
 
-def write_loop(body: Values, loop: Loop, grid: Grid, used: set[str]) -> list[Accumulator]:
-    """One loop; the accumulators whose threads are still to be joined. `used` takes the workgroup arrays of rows."""
+def write_loop(body: Values, loop: Loop, grid: Grid, joiner: Joiner) -> list[Accumulator]:
+    """One loop; the accumulators whose threads are still to be joined."""
     values = loop_values(body.plan, loop)
     for value in values:
         body.prepare(value)
@@ -50,7 +50,7 @@ def write_loop(body: Values, loop: Loop, grid: Grid, used: set[str]) -> list[Acc
         if not body.plan.node(source).shape:
             body.scalar(source)
     if any(s.kind == "reduce" and s.targets for s in loop.sinks):
-        _rows(body, loop, values, grid, used)
+        _rows(body, loop, values, grid, joiner)
         return []
     folds = [Accumulator(body, body.plan, s) for s in loop.sinks if s.kind != "store"]
     for fold in folds:
@@ -117,7 +117,7 @@ def store(body: Values, sink: Sink, value: str, index: str) -> None:
         body.line(f"if ({at} != {NONE:#x}u) {{ {target.region}[{at} + {index}] = {word}; }}")
 
 
-def _rows(body: Values, loop: Loop, values: Sequence[int], grid: Grid, used: set[str]) -> None:
+def _rows(body: Values, loop: Loop, values: Sequence[int], grid: Grid, joiner: Joiner) -> None:
     """Folds of each row of a matrix, stored at the row's place."""
     n, rows = loop.n, loop.rows
     folds = [Accumulator(body, body.plan, s) for s in loop.sinks]
@@ -139,7 +139,8 @@ def _rows(body: Values, loop: Loop, values: Sequence[int], grid: Grid, used: set
         with body.loop(f"var k = lid; k < {n}u; k += {grid.workgroup}u", -(-n // grid.workgroup)):
             body.line(f"let i = r * {n}u + k;")
             _elements(body, loop, values, folds, {})
-        used |= join_threads(body, folds, grid.workgroup)
+        joiner.join(body, folds)
         with body.block("if (lid == 0u)"):
             for fold in folds:
                 store(body, fold.sink, fold.final, "r")
+        joiner.again(body)

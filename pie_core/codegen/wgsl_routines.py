@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from string import Template
 from typing import NamedTuple
 
-from pie_core.codegen.wgsl_folds import TREE
 from pie_core.codegen.wgsl_writer import region_value, region_word, value_of, word_of
 
 BINS = 256  # of a radix pass
@@ -90,7 +89,6 @@ SHARED = {
     "blocks": "var<workgroup> blocks: array<u32, 16>;",
 }
 DIGIT_ITERATIONS = 16 + 15 + 15
-SCAN_ITERATIONS = 3 * TREE
 
 
 def fill(text: str, **values: object) -> str:
@@ -98,22 +96,13 @@ def fill(text: str, **values: object) -> str:
     return Template(text).substitute({k: f"{v}u" if isinstance(v, int) else str(v) for k, v in values.items()})
 
 
-def scan(workgroup: int, value: str, dtype: str, join: str, identity: str) -> str:
-    """Statements of a function that returns `value` joined over the threads before this one, in order."""
-    part, block = value_of("parts[j]", dtype), value_of("blocks[j]", dtype)
-    first = value_of("parts[lid * 16u + j]", dtype)
+def scan(value: str, dtype: str, join: str, identity: str) -> str:
+    """Statements of a function that returns `value` joined over the threads before this one, in order: at most one iteration a thread.
+    Some barrier has to stand before the next call."""
     return f"""  parts[lid] = {word_of(value, dtype)};
   workgroupBarrier();
-  if (lid < {workgroup // TREE}u) {{
-    var all = {identity};
-    for (var j = 0u; j < 16u; j += 1u) {{ all = all {join} {first}; }}
-    blocks[lid] = {word_of("all", dtype)};
-  }}
-  workgroupBarrier();
   var sum = {identity};
-  for (var j = 0u; j < lid / 16u; j += 1u) {{ sum = sum {join} {block}; }}
-  for (var j = lid & 0xfffffff0u; j < lid; j += 1u) {{ sum = sum {join} {part}; }}
-  workgroupBarrier();
+  for (var j = 0u; j < lid; j += 1u) {{ sum = sum {join} {value_of("parts[j]", dtype)}; }}
   return sum;"""
 
 
@@ -130,7 +119,7 @@ _SHARED = re.compile(r"&?\b([a-z]\w*)\b(?=\[|\)|,)")
 
 def common(code: str, workgroup: int) -> tuple[list[str], list[str]]:
     """(functions, shared variables) that `code` uses, directly or through others."""
-    scanned = scan(workgroup, "count", "u32", "+", "0u")
+    scanned = scan("count", "u32", "+", "0u")
     needed: dict[str, str] = {}
     todo = [code]
     while todo:

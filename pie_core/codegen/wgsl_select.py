@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pie_core.codegen.wgsl_routines import BINS, DIGIT_ITERATIONS, SCAN_ITERATIONS, Routine, Rows, fill, key_at
+from pie_core.codegen.wgsl_routines import BINS, DIGIT_ITERATIONS, Routine, Rows, fill, key_at
 from pie_core.codegen.wgsl_writer import region_value, region_word
 
 # (the key where `want` is reached, walking from the greatest down; the count or mass of what is above it), for a row from index `first`
@@ -116,7 +116,7 @@ def pivot(by_mass: bool, source: Rows, workgroup: int) -> Routine:
     text = PIVOT_MASS if by_mass else PIVOT_RANK
     values = {"part": part, "key": key_at(region, "first + i", "f32")} if by_mass else {}
     if by_mass:
-        iterations += 2 * part + SCAN_ITERATIONS
+        iterations += 2 * part + workgroup
     return Routine(fill(text, n=n, rows=rows, select=select, **values), rows * (1 + iterations))
 
 
@@ -128,4 +128,4 @@ def top_k(source: Rows, k: int, workgroup: int) -> Routine:
     word = region_word(region, "first + at")
     key = key_at(region, "first + i", dtype)
     text = fill(TOP_K, n=n, k=k, rows=rows, wg=workgroup, part=part, select=select, key=key, word=word)
-    return Routine(text, rows * (1 + iterations + 2 * part + SCAN_ITERATIONS + -(-k // workgroup) * (1 + k)))
+    return Routine(text, rows * (1 + iterations + 2 * part + workgroup + -(-k // workgroup) * (1 + k)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pie_core.codegen.wgsl_loops import BARRIERS
-from pie_core.codegen.wgsl_routines import SCAN_ITERATIONS, Routine, Rows, fill, key_at, scan
+from pie_core.codegen.wgsl_routines import Routine, Rows, fill, key_at, scan
 from pie_core.codegen.wgsl_writer import region_value, region_word, value_of, word_of
 
 SERIAL_PRODUCT = 1024  # longest row whose running product one thread makes: parts alone may overflow where the whole does not
@@ -99,6 +99,7 @@ fn NAME(lid: u32, source: u32, result: u32) {  // each thread a part of the row,
       run = run $join $value;
       scratch[result + i] = $word;
     }
+    workgroupBarrier();
   }
 }"""
 
@@ -123,6 +124,7 @@ fn NAME(lid: u32, a: u32, b: u32, result: u32) {  // one element at a time, all 
     for (var j = lid; j < $k; j += $wg) { sum = fma($left, $right, sum); }
     let others = NAME_before(lid, sum);
     if (lid == $wg - 1u) { scratch[result + e] = bitcast<u32>(others + sum); }
+    workgroupBarrier();
   }
 }"""
 
@@ -161,7 +163,7 @@ def sort(source: Rows, k: int, workgroup: int) -> Routine:
         SORT, n=n, two_n=2 * n, four_n=4 * n, k=k, rows=rows, wg=workgroup, part=part,
         key=key_at(region, "first + i", dtype), word=region_word(region, "first + at"),
     )  # fmt: skip
-    each = 1 + 2 * part + 5 * 16 + SCAN_ITERATIONS
+    each = 1 + 2 * part + 5 * 16 + workgroup
     return Routine(text, rows * (1 + part + 8 * each + -(-k // workgroup)))
 
 
@@ -174,10 +176,10 @@ def running(product: bool, source: Rows, workgroup: int) -> Routine:
     part = -(-n // workgroup)
     values = {"rows": rows, "n": n, "identity": identity, "join": join, "value": value, "word": word_of("run", dtype)}
     serial = -(-rows // workgroup) * (1 + n)
-    together = rows * (1 + 2 * part + SCAN_ITERATIONS)
+    together = rows * (1 + 2 * part + workgroup)
     if serial <= together + rows * BARRIERS or (product and dtype == "f32" and n <= SERIAL_PRODUCT):
         return Routine(fill(RUNNING_SERIAL, wg=workgroup, **values), serial)
-    return Routine(fill(RUNNING, part=part, dtype=dtype, scan=scan(workgroup, "part", dtype, join, identity), **values), together)
+    return Routine(fill(RUNNING, part=part, dtype=dtype, scan=scan("part", dtype, join, identity), **values), together)
 
 
 def matmul(a: Rows, b: Rows, workgroup: int) -> Routine:
@@ -186,10 +188,10 @@ def matmul(a: Rows, b: Rows, workgroup: int) -> Routine:
     values = {"all": m * n, "k": k, "n": n, "wg": workgroup}
     code = {"left": region_value(a.region, "row + j", "f32"), "right": region_value(b.region, f"column + j * {n}u", "f32")}
     serial = -(-m * n // workgroup) * (1 + k)
-    together = m * n * (1 + -(-k // workgroup) + SCAN_ITERATIONS)
+    together = m * n * (1 + -(-k // workgroup) + workgroup)
     if serial <= together + m * n * BARRIERS:
         return Routine(fill(MATMUL_SERIAL, **values, **code), serial)
-    return Routine(fill(MATMUL, scan=scan(workgroup, "part", "f32", "+", "0.0"), **values, **code), together)
+    return Routine(fill(MATMUL, scan=scan("part", "f32", "+", "0.0"), **values, **code), together)
 
 
 def scatter(add: bool, base: Rows, index: Rows, values: str, workgroup: int) -> Routine:

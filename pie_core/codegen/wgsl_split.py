@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pie_core.codegen.schedule import Phase, Schedule, Sink, schedule
 from pie_core.codegen.wgsl import Epilogue, check_workgroup, phase_title, used_bindings
-from pie_core.codegen.wgsl_folds import Accumulator, join_threads
+from pie_core.codegen.wgsl_folds import Accumulator
 from pie_core.codegen.wgsl_loops import Grid
 from pie_core.codegen.wgsl_writer import WgslKernel, note_of
 from pie_core.eta.program import Program
@@ -75,7 +75,7 @@ class _Launch(Epilogue):
                     partial = needed[name]
                     if partial.parts == parts:
                         fold.join(self, [f"scratch[{partial.at(w, 'g', self.grid.workgroup)}]" for w in range(fold.words)])
-        self.arrays |= join_threads(self, list(folds.values()), self.grid.workgroup)
+        self.joiner.join(self, list(folds.values()))
         for name, fold in folds.items():
             self.line(f"let {name} = {fold.final};  // {note_of(fold.id, self.plan.node(fold.id))}")
         self.lines += body

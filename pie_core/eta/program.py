@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from pie_core.eta.errors import ProgramError
 from pie_core.eta.flow import ChanEffect, channel_effects
 from pie_core.eta.rules import MAX_ELEMENTS, Attrs, Shape, Type, show
 from pie_core.eta.stages import MAX_OUTS, STAGES
@@ -42,6 +43,9 @@ class Node(NamedTuple):
     def type(self) -> Type:
         """(dtype, shape)."""
         return self.dtype, self.shape
+
+
+RENDERERS: dict[str, Callable[[Program], str]] = {}  # by language; pie_core.codegen adds "wgsl", which eta may not import
 
 
 class Program:
@@ -139,6 +143,14 @@ class Program:
             args = ", ".join([f"%{a}" for a in n.args] + [f"{k}={v}" for k, v in sorted(n.attrs.items())])
             lines.append(f"%{i} = {n.name}({args}) : {show(n.type)}")
         return "\n".join(lines)
+
+    def wgsl(self) -> str:
+        """The kernel of this program as WGSL, for people: its ops as comments, then the code. Raises ProgramError where a bound does not
+        hold, or where no code generator is loaded (inside an inferlet)."""
+        render = RENDERERS.get("wgsl")
+        if render is None:
+            raise ProgramError("Program.wgsl() needs the code generator: import pie_core.codegen on the host")
+        return render(self)
 
 
 @lru_cache(maxsize=4096)
