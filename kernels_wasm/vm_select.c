@@ -59,7 +59,6 @@ static uint32_t rank_bound(const uint32_t *x, uint32_t n, KeyKind kind, uint32_t
     for (uint32_t j = 0; j < each; j++) most = wasm_u32x4_max(most, ordered_keys(wasm_v128_load(x + 4 * (v + j)), kind));
     wasm_v128_store(maxima + count, most);
   }
-  if (count < k) return 0;
   KeyKind plain = {wasm_i32x4_splat(0), wasm_i32x4_splat(0), wasm_i32x4_splat(-1)};
   return rank_key(maxima, count, plain, 0, k, &greater, work);
 }

@@ -65,7 +65,7 @@ def probabilities(shape: tuple[int, ...], seed: int, sharpness: float = 3.0) -> 
 
 
 # Sizes around vectors, short rows and lists, chunks, groups of a rank's bound, and over them.
-SIZES = (1, 2, 5, 127, 128, 129, 256, 257, 1023, 1024, 1025, 2049, 4095, 4097, 10_007)
+SIZES = (1, 2, 5, 127, 128, 129, 256, 257, 1023, 1024, 1025, 2049, 2051, 2052, 4095, 4097, 10_007)
 
 
 @pytest.mark.parametrize("dtype", NUMERIC)
