@@ -428,8 +428,8 @@ def library(a: Author) -> list[Value]:
 
 
 STEPS: tuple[Callable[[Author], list[Value]], ...] = (
-    arithmetic, arithmetic, arithmetic, compare, logic, select, cast, cast, transcendental, view, view, view, generator, gather, gather_row, gather_row,
-    mask_apply, pivot, pivot, reduce, reduce, running, running, sort, sort, matmul, scatter, scatter, library,
+    arithmetic, arithmetic, arithmetic, compare, logic, select, cast, cast, transcendental, view, view, view, generator, gather, gather_row,
+    gather_row, mask_apply, pivot, pivot, reduce, reduce, running, running, sort, sort, matmul, scatter, scatter, library,
 )  # fmt: skip
 
 

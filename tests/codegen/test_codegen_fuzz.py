@@ -1,7 +1,8 @@
-"""Random programs: the cpu virtual machine bit for bit against the oracle, the GPUs on a few of the same."""
+"""Random elementwise programs, bit for bit against the oracle; mutated programs, which no emitter and no machine may stumble over."""
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -10,11 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pie_core.eta import OPS, Traced, intrinsics
+from pie_core.codegen import emit_epilogue_wgsl, emit_epilogue_wgsl_split
+from pie_core.eta import OPS, Program, ProgramError, Traced, intrinsics
+from pie_core.eta.rules import elements
 from tests.codegen.author import Chan, F, counter, traced
 from tests.codegen.batch import Batch, Lane, check, same_bits
 from tests.codegen.cpu import cpu_machine
 from tests.codegen.gpu import run_batches
+from tests.codegen.programs import NUMPY, write
+from tests.eta.test_eta_hostile import mutate
 
 VOCAB = 1100
 # Ops whose result is one exact f32, integer or bool on every machine: the oracle must be met bit for bit.
@@ -106,3 +111,50 @@ def test_gpus_equal_the_oracle(machine: str) -> None:
     batches = [batch_of(seed) for seed in range(12)]
     for seed, (batch, got) in enumerate(zip(batches, run_batches(machine, batches), strict=True)):
         check(got, batch.oracle(), 0, 0, f"{machine} seed {seed}")
+
+
+def inputs_of(program: Program, seed: int) -> Batch:
+    """Any words as inputs of one lane, NaN and huge numbers among them."""
+    rng = np.random.default_rng(seed)
+
+    def array(dtype: str, shape: tuple[int, ...]) -> Any:
+        words = rng.integers(0, 1 << 32, shape, dtype=np.uint32)
+        return words % 2 == 1 if dtype == "bool" else np.asarray(words).view(NUMPY[dtype])
+
+    rows = [array("f32", (max(program.reads, 1), program.width(name) or 1)) for name in ("logits", "hidden")]
+    cells = {i: array(c.dtype, c.shape) for i, c in enumerate(program.chans)}
+    return Batch(program, [Lane(0, tuple(int(w) for w in rng.integers(0, 1 << 32, len(program.params))), cells)], *rows)
+
+
+def mutated(count: int) -> list[Program]:
+    """Programs that the verifier lets through after changes at random."""
+    found: list[Program] = []
+    pick = random.Random(11)
+    texts = [write(random.Random(seed), steps=8, largest=257).program.text for seed in range(40)]
+    while len(found) < count:
+        tree = json.loads(pick.choice(texts))
+        for _ in range(pick.randrange(1, 4)):
+            if isinstance(tree, dict) and tree:
+                mutate(tree, pick)
+        try:
+            program = Program.parse(json.dumps(tree))
+        except ProgramError:
+            continue
+        if program.stage == "epilogue" and sum(elements(n.shape) for n in program.ops) < 1 << 18 and program.text not in texts:
+            found.append(program)
+    return found
+
+
+def test_mutated_programs_run_within_their_memory() -> None:
+    """What the verifier lets through is emitted in every form or refused with a ProgramError, and the cpu machine writes nothing but
+    what belongs to it, whatever the inputs are."""
+    ran = 0
+    for seed, program in enumerate(mutated(150)):
+        try:
+            emit_epilogue_wgsl(program)
+            emit_epilogue_wgsl_split(program, 2)
+            cpu_machine().run(inputs_of(program, seed))
+        except ProgramError:
+            continue
+        ran += 1
+    assert ran > 100
