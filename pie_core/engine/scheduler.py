@@ -249,8 +249,7 @@ class Scheduler:
             raise InvalidPass(f"the page tables of {len(work.parts)} working sets take {tables} words, a step has {limits.table_words}")
         if not mine and not need:
             return True
-        held = owner.pages + (owner.set_aside(work.revives) if owner.limits.pages is not None else 0)
-        if held + mine > owner.max_pages:
+        if owner.max_pages < pool.total and (held := owner.pages + owner.set_aside(work.revives)) + mine > owner.max_pages:
             raise OutOfPages(
                 f"the instance holds {held} KV pages and the pass needs {mine} more; its limit is {owner.max_pages}",
                 needed=mine,

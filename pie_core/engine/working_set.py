@@ -176,12 +176,15 @@ class WorkingSet:
     # --- pausing
 
     def may_pause(self) -> bool:
-        """Whether the pages can be given back now and computed again later: nothing writes to them, and the recipe covers them."""
-        if self.paused or not self.length or self.leaving or self.dropped or not self.born or self.writing:
+        """Whether the pages can be given back now: nothing writes to them, and the recipe covers them, so that they can be computed
+        again, or nobody may use them any more."""
+        if self.paused or not self.length or self.leaving or self.dropped or not self.born or self.writing or self.guess is not None:
             return False
-        if self.error is not None or self.recipe.known < self.length or self.guess is not None:
+        if not all(w.ended for w in (*self.writers, *self.inherited)):
             return False
-        return all(w.ended for w in self.writers) and all(w.ended and w.failure is None for w in self.inherited)
+        self.failure(0)  # learns of what it inherited
+        useless = self.error is not None and self.fail_until is None
+        return useless or self.recipe.known >= self.length
 
     def pause(self) -> None:
         """Give every page back; `length` and `frozen` stay as they are."""

@@ -382,11 +382,12 @@ async def test_ids_that_the_host_fed_are_known() -> None:
         cell = inst.channel("u32", (4,), 3, host="writer")
         ws, pipe = inst.working_set(), inst.pipeline()
         fed = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
+        flat = [token for ids in fed for token in ids]
         for ids in fed:
             inst.put(cell, ids)
         outs = [inst.submit(pipe, greedy(cell, ws))[0] for _ in fed]
-        assert await asyncio.gather(*outs) == [reference(sum(fed[: k + 1], [])) for k in range(3)]
-        assert (ws.recipe.ids, ws.recipe.known) == (sum(fed, []), 12)
+        assert await asyncio.gather(*outs) == [reference(flat[: 4 * k + 4]) for k in range(3)]
+        assert (ws.recipe.ids, ws.recipe.known) == (flat, 12)
         inst.put(cell, [VOCAB, 0, 0, 0])
         with pytest.raises(PassFailed):
             await inst.submit(pipe, greedy(cell, ws))[0]
