@@ -21,13 +21,15 @@ fn f_nan(x: f32) -> u32 {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 3u;
-  // phase 0
-  let v5 = (lanes[lane + 0u] + 0u) * 49152u;
+  let v5 = (lanes[lane + 0u]) * 49152u;
+  let v13 = lanes[lane + 2u];
+  let v14 = lanes[lane + 1u];
+  // phase 0: loops over 49152
   var v1: u32 = 0u;
   var v3: u32 = 0u;
   var v4 = 0u;
   for (var i = lid; i < 49152u; i += 256u) {  // at most 192 iterations
-    let v6 = logits[v5 + i];  // %0 output() f32[49152]
+    let v6 = logits[v5 + i];  // %0 output(index=0, name=logits) f32[49152]
     v1 = max(v1, f_nan(v6));
     let v7 = f_key(v6);
     if (v7 > v3) { v3 = v7; v4 = i; }
@@ -40,7 +42,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     v1 = part0[lid * 16u];
     v3 = part1[lid * 16u];
     v4 = part2[lid * 16u];
-    for (var j = 1u; j < 16u; j += 1u) {  // 15 iterations
+    for (var j = 1u; j < 16u; j += 1u) {  // at most 15 iterations
       v1 = max(v1, part0[lid * 16u + j]);
       let v8 = part1[lid * 16u + j];
       let v9 = part2[lid * 16u + j];
@@ -54,7 +56,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   v1 = whole0[0u];
   v3 = whole1[0u];
   v4 = whole2[0u];
-  for (var j = 1u; j < 16u; j += 1u) {  // 15 iterations
+  for (var j = 1u; j < 16u; j += 1u) {  // at most 15 iterations
     v1 = max(v1, whole0[j]);
     let v10 = whole1[j];
     let v11 = whole2[j];
@@ -62,8 +64,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   }
   let v12 = bitcast<i32>(v4);  // %1 reduce_argmax(%0) i32[]
   // scalar results
-  let v13 = lanes[lane + 2u];
-  let v14 = lanes[lane + 1u];
   if (lid == 0u) {
     if (v13 != 0xffffffffu) { results[v13 + 0u] = bitcast<u32>(v12); }
     if (v14 != 0xffffffffu) { results[v14] = v1; }

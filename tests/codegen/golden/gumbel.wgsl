@@ -85,69 +85,69 @@ fn rng_gumbel(seed: vec2<u32>, i: u32) -> f32 {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 7u;
-  // phase 0
-  let v5 = (lanes[lane + 0u] + 0u) * 49152u;
-  let v6 = lanes[lane + 6u];
-  let v7 = bitcast<f32>(v6);  // %1 param() f32[]
-  let v8 = lanes[lane + 2u];
-  let v9 = arena[v8 + 0u];  // %3 take() u32[2]
-  let v10 = arena[v8 + 1u];  // %3 take() u32[2]
-  let v11 = rng_seed(v9, v10);
-  var v1: u32 = 0u;
-  var v3: u32 = 0u;
-  var v4 = 0u;
-  for (var i = lid; i < 49152u; i += 256u) {  // at most 192 iterations
-    let v12 = logits[v5 + i];  // %0 output() f32[49152]
-    let v13 = v12 / v7;  // %2 div(%0, %1) f32[49152]
-    let v14 = rng_gumbel(v11, i);  // %7 rng_gumbel(%3) f32[49152]
-    let v15 = v13 + v14;  // %8 add(%2, %7) f32[49152]
-    v1 = max(v1, f_nan(v12));
-    let v16 = f_key(v15);
-    if (v16 > v3) { v3 = v16; v4 = i; }
-  }
-  let v17 = lanes[lane + 3u];
-  let v18 = lanes[lane + 4u];
-  for (var i = lid; i < 2u; i += 256u) {  // at most 1 iterations
-    let v19 = arena[v8 + i];  // %3 take() u32[2]
-    let v20 = i;  // %4 iota() u32[2]
-    let v21 = v19 + v20;  // %5 add(%3, %4) u32[2]
-    if (v17 != 0xffffffffu) { arena[v17 + i] = v21; }
-    if (v18 != 0xffffffffu) { results[v18 + i] = v21; }
-  }
-  part0[lid] = v1;
-  part1[lid] = v3;
-  part2[lid] = v4;
-  workgroupBarrier();
-  if (lid < 16u) {
-    v1 = part0[lid * 16u];
-    v3 = part1[lid * 16u];
-    v4 = part2[lid * 16u];
-    for (var j = 1u; j < 16u; j += 1u) {  // 15 iterations
-      v1 = max(v1, part0[lid * 16u + j]);
-      let v22 = part1[lid * 16u + j];
-      let v23 = part2[lid * 16u + j];
-      if (v22 > v3 || (v22 == v3 && v23 < v4)) { v3 = v22; v4 = v23; }
-    }
-    whole0[lid] = v1;
-    whole1[lid] = v3;
-    whole2[lid] = v4;
-  }
-  workgroupBarrier();
-  v1 = whole0[0u];
-  v3 = whole1[0u];
-  v4 = whole2[0u];
-  for (var j = 1u; j < 16u; j += 1u) {  // 15 iterations
-    v1 = max(v1, whole0[j]);
-    let v24 = whole1[j];
-    let v25 = whole2[j];
-    if (v24 > v3 || (v24 == v3 && v25 < v4)) { v3 = v24; v4 = v25; }
-  }
-  let v26 = bitcast<i32>(v4);  // %9 reduce_argmax(%8) i32[]
-  // scalar results
+  let v1 = lanes[lane + 6u];
+  let v3 = lanes[lane + 2u];
+  let v11 = (lanes[lane + 0u]) * 49152u;
+  let v20 = lanes[lane + 3u];
+  let v21 = lanes[lane + 4u];
   let v27 = lanes[lane + 5u];
   let v28 = lanes[lane + 1u];
+  // phase 0: loops over 49152, 2
+  let v2 = bitcast<f32>(v1);  // %5 param(slot=0) f32[]
+  let v4 = arena[v3 + 0u];  // %0 take(chan=0) u32[2]
+  let v5 = arena[v3 + 1u];  // %0 take(chan=0) u32[2]
+  let v6 = rng_seed(v4, v5);
+  var v7: u32 = 0u;
+  var v9: u32 = 0u;
+  var v10 = 0u;
+  for (var i = lid; i < 49152u; i += 256u) {  // at most 192 iterations
+    let v12 = logits[v11 + i];  // %4 output(index=0, name=logits) f32[49152]
+    let v13 = v12 / v2;  // %6 div(%4, %5) f32[49152]
+    let v14 = rng_gumbel(v6, i);  // %7 rng_gumbel(%0) f32[49152]
+    let v15 = v13 + v14;  // %8 add(%6, %7) f32[49152]
+    v7 = max(v7, f_nan(v12));
+    let v16 = f_key(v15);
+    if (v16 > v9) { v9 = v16; v10 = i; }
+  }
+  for (var i = lid; i < 2u; i += 256u) {  // at most 1 iterations
+    let v17 = arena[v3 + i];  // %0 take(chan=0) u32[2]
+    let v18 = i;  // %1 iota() u32[2]
+    let v19 = v17 + v18;  // %2 add(%0, %1) u32[2]
+    if (v20 != 0xffffffffu) { arena[v20 + i] = v19; }
+    if (v21 != 0xffffffffu) { results[v21 + i] = v19; }
+  }
+  part0[lid] = v7;
+  part1[lid] = v9;
+  part2[lid] = v10;
+  workgroupBarrier();
+  if (lid < 16u) {
+    v7 = part0[lid * 16u];
+    v9 = part1[lid * 16u];
+    v10 = part2[lid * 16u];
+    for (var j = 1u; j < 16u; j += 1u) {  // at most 15 iterations
+      v7 = max(v7, part0[lid * 16u + j]);
+      let v22 = part1[lid * 16u + j];
+      let v23 = part2[lid * 16u + j];
+      if (v22 > v9 || (v22 == v9 && v23 < v10)) { v9 = v22; v10 = v23; }
+    }
+    whole0[lid] = v7;
+    whole1[lid] = v9;
+    whole2[lid] = v10;
+  }
+  workgroupBarrier();
+  v7 = whole0[0u];
+  v9 = whole1[0u];
+  v10 = whole2[0u];
+  for (var j = 1u; j < 16u; j += 1u) {  // at most 15 iterations
+    v7 = max(v7, whole0[j]);
+    let v24 = whole1[j];
+    let v25 = whole2[j];
+    if (v24 > v9 || (v24 == v9 && v25 < v10)) { v9 = v24; v10 = v25; }
+  }
+  let v26 = bitcast<i32>(v10);  // %9 reduce_argmax(%8) i32[]
+  // scalar results
   if (lid == 0u) {
     if (v27 != 0xffffffffu) { results[v27 + 0u] = bitcast<u32>(v26); }
-    if (v28 != 0xffffffffu) { results[v28] = v1; }
+    if (v28 != 0xffffffffu) { results[v28] = v7; }
   }
 }

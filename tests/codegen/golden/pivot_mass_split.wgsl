@@ -1,0 +1,160 @@
+// Split: 8 workgroups of 256 a lane; at most 473 loop iterations an invocation.
+@group(0) @binding(0) var<storage, read_write> arena: array<u32>;
+@group(0) @binding(1) var<storage, read> lanes: array<u32>;
+@group(0) @binding(2) var<storage, read_write> results: array<u32>;
+@group(0) @binding(3) var<storage, read_write> scratch: array<u32>;
+var<workgroup> bins: array<atomic<u32>, 256>;
+var<workgroup> wrapped: array<atomic<u32>, 8>;
+var<workgroup> parts: array<u32, 256>;
+var<workgroup> blocks: array<u32, 16>;
+fn f_key(x: f32) -> u32 {  // ordered: NaN 0, then -inf up to +inf; -0 equals +0
+  let b = bitcast<u32>(x);
+  let m = b & 0x7fffffffu;
+  if (m > 0x7f800000u) { return 0u; }
+  if (m == 0u) { return 0x80000000u; }
+  return select(b ^ 0x80000000u, ~b, b >= 0x80000000u);
+}
+fn f_unkey(k: u32) -> f32 {
+  return bitcast<f32>(select(~k, k ^ 0x80000000u, k >= 0x80000000u));
+}
+fn mass(p: f32) -> u32 {  // in units of 2^-30; 0 for NaN
+  return select(u32(min(p, 1.0) * 1073741824.0), 0u, f_key(p) <= 0x80000000u);
+}
+fn bin_of(b: u32) -> u32 {  // what a bin holds, at most 2^30: thresholds are not greater
+  let full = (atomicLoad(&wrapped[b >> 5u]) >> (b & 31u)) & 1u;
+  return select(min(atomicLoad(&bins[b]), 0x40000000u), 0x40000000u, full == 1u);
+}
+fn add_to_bin(b: u32, amount: u32) {
+  let held = atomicAdd(&bins[b], amount);
+  if (held + amount < held) { atomicOr(&wrapped[b >> 5u], 1u << (b & 31u)); }
+}
+fn clear_bins(lid: u32) {
+  for (var b = lid; b < 256u; b += 256u) { atomicStore(&bins[b], 0u); }
+  if (lid < 8u) { atomicStore(&wrapped[lid], 0u); }
+  workgroupBarrier();
+}
+fn digit_of(lid: u32, want: u32) -> vec2<u32> {  // the greatest bin that reaches `want`, and the sum above it
+  workgroupBarrier();
+  if (lid < 16u) {
+    var sum = 0u;
+    for (var j = 0u; j < 16u; j += 1u) { sum = min(sum + bin_of(lid * 16u + j), 0x40000000u); }
+    blocks[lid] = sum;
+  }
+  workgroupBarrier();
+  var above = 0u;
+  var block = 15u;
+  for (var j = 0u; j < 15u; j += 1u) {
+    if (blocks[block] >= want - above) { break; }
+    above += blocks[block];
+    block -= 1u;
+  }
+  var b = block * 16u + 15u;
+  for (var j = 0u; j < 15u; j += 1u) {
+    let held = bin_of(b);
+    if (held >= want - above) { break; }
+    above += held;
+    b -= 1u;
+  }
+  workgroupBarrier();
+  return vec2<u32>(b, above);
+}
+fn before(lid: u32, count: u32) -> u32 {  // the sum of `count` over the threads before this one
+  parts[lid] = count;
+  workgroupBarrier();
+  var sum = 0u;
+  for (var j = 0u; j < lid; j += 1u) { sum = sum + parts[j]; }
+  return sum;
+}
+fn pivot_mass_0(lid: u32, source: u32, result: u32, p: f32) {  // where the mass of the greatest elements of each row reaches p
+  let want = mass(p);
+  for (var row = 0u; row < 1u; row += 1u) {
+    let first = source + row * 1000u;
+    var key = 0u;
+    var mask = 0u;
+    var above = 0u;
+    for (var turn = 0u; turn < 4u; turn += 1u) {  // bits of the key, eight at a time
+      let shift = 24u - 8u * turn;
+      clear_bins(lid);
+      for (var i = lid; i < 1000u; i += 256u) {
+        let k = f_key(bitcast<f32>(arena[first + i]));
+        if ((k & mask) == key) { add_to_bin((k >> shift) & 255u, mass(bitcast<f32>(arena[first + i]))); }
+      }
+      let digit = digit_of(lid, want - above);
+      key |= digit.x << shift;
+      above += digit.y;
+      mask |= 255u << shift;
+    }
+    let each = mass(f_unkey(key));
+    var most = 0xffffffffu;  // elements of this key that are kept, the lowest indices first
+    if (each != 0u) { most = (want - above + each - 1u) / each; }
+    if (lid == 0u) {
+      scratch[result + 2u * row] = select(max(key, 1u), 0xffffffffu, want == 0u);
+      scratch[result + 2u * row + 1u] = 0xffffffffu;
+    }
+    storageBarrier();
+    let start = min(lid * 4u, 1000u);
+    let end = min(start + 4u, 1000u);
+    var equal = 0u;
+    for (var i = start; i < end; i += 1u) { equal += select(0u, 1u, f_key(bitcast<f32>(arena[first + i])) == key); }
+    var seen = before(lid, equal);
+    if (seen < most && most <= seen + equal) {
+      for (var i = start; i < end; i += 1u) {
+        if (f_key(bitcast<f32>(arena[first + i])) == key) {
+          seen += 1u;
+          if (seen == most) { scratch[result + 2u * row + 1u] = i; }
+        }
+      }
+    }
+  }
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let lane = group.y * 7u;
+  let mine = group.y * 4100u;
+  let v1 = lanes[lane + 2u];
+  let v2 = lanes[lane + 6u];
+  // phase 0: 1 from memory to memory
+  let v3 = bitcast<f32>(v2);  // %1 param(slot=0) f32[]
+  // %2 pivot_mass(%0, %1) bool[1000]
+  pivot_mass_0(lid, v1, mine + 4096u, v3);  // at most 473 iterations
+  storageBarrier();
+}
+
+// Split: 8 workgroups of 256 a lane; at most 1 loop iterations an invocation.
+@group(0) @binding(0) var<storage, read_write> arena: array<u32>;
+@group(0) @binding(1) var<storage, read> lanes: array<u32>;
+@group(0) @binding(2) var<storage, read_write> results: array<u32>;
+@group(0) @binding(3) var<storage, read_write> scratch: array<u32>;
+fn f_key(x: f32) -> u32 {  // ordered: NaN 0, then -inf up to +inf; -0 equals +0
+  let b = bitcast<u32>(x);
+  let m = b & 0x7fffffffu;
+  if (m > 0x7f800000u) { return 0u; }
+  if (m == 0u) { return 0x80000000u; }
+  return select(b ^ 0x80000000u, ~b, b >= 0x80000000u);
+}
+fn kept(x: f32, least: u32, last: u32, at: u32) -> bool {  // of a pivot: by key, equal keys by index
+  let key = f_key(x);
+  return key > least || (key == least && at <= last);
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let lane = group.y * 7u;
+  let mine = group.y * 4100u;
+  let v1 = lanes[lane + 6u];
+  let v5 = lanes[lane + 2u];
+  let v8 = lanes[lane + 5u];
+  let v9 = lanes[lane + 1u];
+  // phase 1: loops over 1000
+  let v2 = bitcast<f32>(v1);  // %1 param(slot=0) f32[]
+  let v3 = scratch[mine + 4096u];  // least key kept of %2
+  let v4 = scratch[mine + 4097u];  // last index kept of those equal to it
+  for (var i = group.x * 256u + lid; i < min(1000u, group.x * 256u + 256u); i += 256u) {  // at most 1 iterations
+    let v6 = bitcast<f32>(arena[v5 + i]);  // %0 take(chan=0) f32[1000]
+    let v7 = kept(v6, v3, v4, i);  // %2 pivot_mass(%0, %1) bool[1000]
+    if (v8 != 0xffffffffu) { results[v8 + i] = select(0u, 1u, v7); }
+  }
+  // scalar results
+  if (lid == 0u && group.x == 0u) {
+    if (v9 != 0xffffffffu) { results[v9] = 0u; }
+  }
+}

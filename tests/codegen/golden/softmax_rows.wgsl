@@ -1,0 +1,124 @@
+// One workgroup of 256 a lane; at most 312 loop iterations an invocation.
+@group(0) @binding(0) var<storage, read_write> arena: array<u32>;
+@group(0) @binding(1) var<storage, read> lanes: array<u32>;
+@group(0) @binding(2) var<storage, read_write> results: array<u32>;
+@group(0) @binding(3) var<storage, read_write> scratch: array<u32>;
+var<workgroup> part0: array<u32, 256>;
+var<workgroup> whole0: array<u32, 16>;
+fn f_key(x: f32) -> u32 {  // ordered: NaN 0, then -inf up to +inf; -0 equals +0
+  let b = bitcast<u32>(x);
+  let m = b & 0x7fffffffu;
+  if (m > 0x7f800000u) { return 0u; }
+  if (m == 0u) { return 0x80000000u; }
+  return select(b ^ 0x80000000u, ~b, b >= 0x80000000u);
+}
+fn f_unkey(k: u32) -> f32 {
+  return bitcast<f32>(select(~k, k ^ 0x80000000u, k >= 0x80000000u));
+}
+fn f_pow2(n: i32) -> f32 {  // n in [-126, 127]
+  return bitcast<f32>(u32(n + 127i) << 23u);
+}
+fn f_exp(x: f32) -> f32 {  // e^x; 0 below -87.336, +inf above 88.722
+  let k = f_key(x);
+  let t = clamp(x, -87.5, 89.0);
+  let n = floor(fma(t, 1.44269504, 0.5));
+  let r = fma(n, 2.12194440e-4, clamp(fma(n, -0.693359375, t), -1.0, 1.0));
+  var p = fma(r, 1.9875691500e-4, 1.3981999507e-3);
+  p = fma(p, r, 8.3334519073e-3);
+  p = fma(p, r, 4.1665795894e-2);
+  p = fma(p, r, 1.6666665459e-1);
+  p = fma(p, r, 5.0000001201e-1);
+  p = fma(p, r * r, r) + 1.0;
+  let i = i32(n);
+  let h = i / 2i;
+  let y = bitcast<u32>(p * f_pow2(h) * f_pow2(i - h));
+  if (k == 0u) { return x; }
+  if (k > 0xc2b17217u) { return bitcast<f32>(select(0x7f800000u, y, k == 0u)); }  // 88.72283
+  if (k < 0x3d5153b0u) { return 0.0; }  // -87.336
+  return bitcast<f32>(y);
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let lane = group.x * 6u;
+  let mine = group.x * 4008u;
+  let v3 = lanes[lane + 2u];
+  let v18 = lanes[lane + 5u];
+  let v19 = lanes[lane + 1u];
+  // phase 0: loops over 4 rows of 1000
+  for (var r = 0u; r < 4u; r += 1u) {  // at most 4 iterations
+    var v1: u32 = 0x007fffffu;
+    for (var k = lid; k < 1000u; k += 256u) {  // at most 16 iterations
+      let i = r * 1000u + k;
+      let v4 = bitcast<f32>(arena[v3 + i]);  // %0 take(chan=0) f32[4, 1000]
+      v1 = max(v1, f_key(v4));
+    }
+    part0[lid] = v1;
+    workgroupBarrier();
+    if (lid < 16u) {
+      v1 = part0[lid * 16u];
+      for (var j = 1u; j < 16u; j += 1u) {  // at most 60 iterations
+        v1 = max(v1, part0[lid * 16u + j]);
+      }
+      whole0[lid] = v1;
+    }
+    workgroupBarrier();
+    v1 = whole0[0u];
+    for (var j = 1u; j < 16u; j += 1u) {  // at most 60 iterations
+      v1 = max(v1, whole0[j]);
+    }
+    if (lid == 0u) {
+      scratch[mine + 0u + r] = bitcast<u32>(f_unkey(v1));
+    }
+  }
+  storageBarrier();
+  storageBarrier();
+  // phase 1: loops over 4 rows of 1000, 4000
+  for (var r = 0u; r < 4u; r += 1u) {  // at most 4 iterations
+    var v5: f32 = 0.0;
+    for (var k = lid; k < 1000u; k += 256u) {  // at most 16 iterations
+      let i = r * 1000u + k;
+      let v7 = bitcast<f32>(arena[v3 + i]);  // %0 take(chan=0) f32[4, 1000]
+      let v8 = bitcast<f32>(scratch[mine + 0u + (i / 1000u)]);  // %2 broadcast(%1) f32[4, 1000]
+      let v9 = v7 - v8;  // %3 sub(%0, %2) f32[4, 1000]
+      let v10 = f_exp(v9);  // %4 exp(%3) f32[4, 1000]
+      v5 = v5 + v10;
+    }
+    part0[lid] = bitcast<u32>(v5);
+    workgroupBarrier();
+    if (lid < 16u) {
+      v5 = bitcast<f32>(part0[lid * 16u]);
+      for (var j = 1u; j < 16u; j += 1u) {  // at most 60 iterations
+        v5 = v5 + bitcast<f32>(part0[lid * 16u + j]);
+      }
+      whole0[lid] = bitcast<u32>(v5);
+    }
+    workgroupBarrier();
+    v5 = bitcast<f32>(whole0[0u]);
+    for (var j = 1u; j < 16u; j += 1u) {  // at most 60 iterations
+      v5 = v5 + bitcast<f32>(whole0[j]);
+    }
+    if (lid == 0u) {
+      scratch[mine + 4004u + r] = bitcast<u32>(v5);
+    }
+  }
+  for (var i = lid; i < 4000u; i += 256u) {  // at most 16 iterations
+    let v11 = bitcast<f32>(arena[v3 + i]);  // %0 take(chan=0) f32[4, 1000]
+    let v12 = bitcast<f32>(scratch[mine + 0u + (i / 1000u)]);  // %2 broadcast(%1) f32[4, 1000]
+    let v13 = v11 - v12;  // %3 sub(%0, %2) f32[4, 1000]
+    let v14 = f_exp(v13);  // %4 exp(%3) f32[4, 1000]
+    scratch[mine + 4u + i] = bitcast<u32>(v14);
+  }
+  storageBarrier();
+  storageBarrier();
+  // phase 2: loops over 4000
+  for (var i = lid; i < 4000u; i += 256u) {  // at most 16 iterations
+    let v15 = bitcast<f32>(scratch[mine + 4u + i]);  // %4 exp(%3) f32[4, 1000]
+    let v16 = bitcast<f32>(scratch[mine + 4004u + (i / 1000u)]);  // %6 broadcast(%5) f32[4, 1000]
+    let v17 = v15 / v16;  // %7 div(%4, %6) f32[4, 1000]
+    if (v18 != 0xffffffffu) { results[v18 + i] = bitcast<u32>(v17); }
+  }
+  // scalar results
+  if (lid == 0u) {
+    if (v19 != 0xffffffffu) { results[v19] = 0u; }
+  }
+}

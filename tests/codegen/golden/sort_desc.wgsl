@@ -1,0 +1,116 @@
+// One workgroup of 256 a lane; at most 6567 loop iterations an invocation.
+@group(0) @binding(0) var<storage, read> logits: array<f32>;
+@group(0) @binding(1) var<storage, read> lanes: array<u32>;
+@group(0) @binding(2) var<storage, read_write> results: array<u32>;
+@group(0) @binding(3) var<storage, read_write> scratch: array<u32>;
+var<workgroup> part0: array<u32, 256>;
+var<workgroup> whole0: array<u32, 16>;
+var<workgroup> parts: array<u32, 256>;
+fn f_key(x: f32) -> u32 {  // ordered: NaN 0, then -inf up to +inf; -0 equals +0
+  let b = bitcast<u32>(x);
+  let m = b & 0x7fffffffu;
+  if (m > 0x7f800000u) { return 0u; }
+  if (m == 0u) { return 0x80000000u; }
+  return select(b ^ 0x80000000u, ~b, b >= 0x80000000u);
+}
+fn f_nan(x: f32) -> u32 {
+  return select(0u, 1u, (bitcast<u32>(x) << 1u) > 0xff000000u);
+}
+fn before(lid: u32, count: u32) -> u32 {  // the sum of `count` over the threads before this one
+  parts[lid] = count;
+  workgroupBarrier();
+  var sum = 0u;
+  for (var j = 0u; j < lid; j += 1u) { sum = sum + parts[j]; }
+  return sum;
+}
+fn sort_desc_0(lid: u32, source: u32, values: u32, indices: u32, work: u32) {  // stable radix sort of each row, four bits a pass
+  let start = min(lid * 192u, 49152u);
+  let end = min(start + 192u, 49152u);
+  let counts = work + 196608u;
+  for (var row = 0u; row < 1u; row += 1u) {
+    let first = source + row * 49152u;
+    for (var i = lid; i < 49152u; i += 256u) {
+      scratch[work + i] = ~f_key(logits[first + i]);
+      scratch[work + 49152u + i] = i;
+    }
+    storageBarrier();
+    for (var turn = 0u; turn < 8u; turn += 1u) {
+      let shift = 4u * turn;
+      let keys = work + (turn & 1u) * 98304u;
+      let sorted = work + (1u - (turn & 1u)) * 98304u;
+      var next: array<u32, 16>;
+      for (var d = 0u; d < 16u; d += 1u) { next[d] = 0u; }
+      for (var i = start; i < end; i += 1u) { next[(scratch[keys + i] >> shift) & 15u] += 1u; }
+      for (var d = 0u; d < 16u; d += 1u) { scratch[counts + d * 256u + lid] = next[d]; }
+      storageBarrier();
+      var mine = 0u;
+      for (var j = 0u; j < 16u; j += 1u) { mine += scratch[counts + lid * 16u + j]; }
+      var place = before(lid, mine);
+      for (var j = 0u; j < 16u; j += 1u) {
+        let count = scratch[counts + lid * 16u + j];
+        scratch[counts + lid * 16u + j] = place;
+        place += count;
+      }
+      storageBarrier();
+      for (var d = 0u; d < 16u; d += 1u) { next[d] = scratch[counts + d * 256u + lid]; }
+      for (var i = start; i < end; i += 1u) {
+        let key = scratch[keys + i];
+        let d = (key >> shift) & 15u;
+        let to = min(next[d], 49152u - 1u);
+        next[d] += 1u;
+        scratch[sorted + to] = key;
+        scratch[sorted + 49152u + to] = scratch[keys + 49152u + i];
+      }
+      storageBarrier();
+    }
+    for (var j = lid; j < 49152u; j += 256u) {
+      let at = scratch[work + 49152u + j];
+      scratch[values + row * 49152u + j] = bitcast<u32>(logits[first + at]);
+      scratch[indices + row * 49152u + j] = at;
+    }
+    storageBarrier();
+  }
+}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let lane = group.x * 4u;
+  let mine = group.x * 299008u;
+  let v3 = (lanes[lane + 0u]) * 49152u;
+  let v7 = lanes[lane + 2u];
+  let v8 = lanes[lane + 3u];
+  let v9 = lanes[lane + 1u];
+  // phase 0: loops over 49152, 1 from memory to memory
+  var v1: u32 = 0u;
+  for (var i = lid; i < 49152u; i += 256u) {  // at most 192 iterations
+    let v4 = logits[v3 + i];  // %0 output(index=0, name=logits) f32[49152]
+    v1 = max(v1, f_nan(v4));
+  }
+  part0[lid] = v1;
+  workgroupBarrier();
+  if (lid < 16u) {
+    v1 = part0[lid * 16u];
+    for (var j = 1u; j < 16u; j += 1u) {  // at most 15 iterations
+      v1 = max(v1, part0[lid * 16u + j]);
+    }
+    whole0[lid] = v1;
+  }
+  workgroupBarrier();
+  v1 = whole0[0u];
+  for (var j = 1u; j < 16u; j += 1u) {  // at most 15 iterations
+    v1 = max(v1, whole0[j]);
+  }
+  // %1 sort_desc(%0) f32[49152]
+  sort_desc_0(lid, v3, mine + 200704u, mine + 249856u, mine + 0u);  // at most 6153 iterations
+  storageBarrier();
+  // phase 1: loops over 49152
+  for (var i = lid; i < 49152u; i += 256u) {  // at most 192 iterations
+    let v5 = bitcast<f32>(scratch[mine + 200704u + i]);  // %1 sort_desc(%0) f32[49152]
+    let v6 = scratch[mine + 249856u + i];  // %2 pick(%1, i=1) u32[49152]
+    if (v7 != 0xffffffffu) { results[v7 + i] = bitcast<u32>(v5); }
+    if (v8 != 0xffffffffu) { results[v8 + i] = v6; }
+  }
+  // scalar results
+  if (lid == 0u) {
+    if (v9 != 0xffffffffu) { results[v9] = v1; }
+  }
+}
