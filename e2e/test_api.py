@@ -64,6 +64,57 @@ def test_a_signal_ends_a_run_at_once_and_others_go_on(page: Page) -> None:
     assert took < 500 and other == "other"
 
 
+TALKS = """
+from inferlet import receive, send
+
+async def main(input):
+    got = []
+    for _ in range(input):
+        got.append(await receive())
+        send(len(got))
+    return got
+"""
+
+
+def test_a_run_receives_what_is_sent_to_it_in_order_also_before_it_started(page: Page) -> None:
+    script = """const run = pie.run(TALKS, {input: 4, onMessage: (n) => { if (n === 2) { run.send(null); run.send('ü'); } }});
+      const early = [run.send({a: [1]}), run.send(2)];
+      return [early, await run, run.send('late')]"""
+    assert do(page, f"const TALKS = {TALKS!r}; {script}") == [[True, True], [{"a": [1]}, 2, None, "ü"], False]
+
+
+def test_runs_at_once_receive_their_own_values(page: Page) -> None:
+    script = """const runs = [0, 1, 2].map(() => pie.run(TALKS, {input: 2}));
+      for (const value of ['a', 'b']) runs.forEach((run, i) => run.send(value + i));
+      return Promise.all(runs)"""
+    assert do(page, f"const TALKS = {TALKS!r}; {script}") == [["a0", "b0"], ["a1", "b1"], ["a2", "b2"]]
+
+
+def test_what_cannot_be_sent_is_told(page: Page) -> None:
+    script = """const control = new AbortController(), run = pie.run(TALKS, {input: 1, signal: control.signal});
+      const caughtNow = (value) => { try { run.send(value); } catch (error) { return [error.name, error.message]; } };
+      const loop = {};
+      loop.itself = loop;
+      const bad = [caughtNow(undefined), caughtNow(() => 1), caughtNow(loop), caughtNow(1n)];
+      const refused = pie.run(5);
+      const ended = await caught(refused);
+      control.abort();
+      await caught(run);
+      return {bad, ended: ended.name, late: [refused.send(1), run.send(1)]}"""
+    found = do(page, f"const TALKS = {TALKS!r}; {script}")
+    assert {name for name, _ in found["bad"]} == {"PieError"}
+    assert all(message.startswith("a value for the program must be a JSON value") for _, message in found["bad"])
+    assert (found["ended"], found["late"]) == ("PieError", [False, False])
+
+
+def test_values_that_nobody_receives_end_the_run_at_the_cap(page: Page) -> None:
+    script = """const run = pie.run('import inferlet\\nasync def main(i):\\n    await inferlet.sleep(60)');
+      for (let i = 0; i < 1025; i++) run.send(i);
+      return caught(run)"""
+    found = do(page, script)
+    assert (found["name"], found["type"]) == ("InferletError", "BudgetExceeded") and "1024 values wait" in found["message"]
+
+
 def test_an_error_of_the_caller_ends_its_run(page: Page) -> None:
     found = do(page, "return caught(pie.run(SENDS, {onMessage: () => { throw new RangeError('mine') }}))")
     assert (found["name"], found["message"]) == ("RangeError", "mine")

@@ -38,6 +38,7 @@ def test_unit_tests_of_the_page(folder: str, text_file: Path) -> None:
     command = [node.path, WEB / "scripts" / "test.mjs", f"{folder}/"]
     done = subprocess.run(command, cwd=WEB, env=environment, capture_output=True, text=True, timeout=240, check=False)
     output = done.stdout + done.stderr
-    assert done.returncode == 0, output[-12000:]
+    failed = re.findall(r"^not ok .*?^  \.\.\.$", output, re.MULTILINE | re.DOTALL)
+    assert done.returncode == 0, "\n".join(failed) or output[-4000:]
     counts = {name: int(count) for name, count in re.findall(r"^# (tests|pass|skipped) (\d+)$", output, re.MULTILINE)}
     assert counts["tests"] >= 5 and counts["skipped"] == 0, output[-2000:]

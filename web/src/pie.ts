@@ -3,6 +3,7 @@
 import { Cancelled, LoadError, PieError } from "./errors.js";
 import type { DeviceChoice, EngineStats, PieInfo, Progress } from "./messages.js";
 import { EngineClient } from "./page/engine.js";
+import { Inbox } from "./page/inbox.js";
 import { Runs } from "./page/runs.js";
 
 export { Cancelled, DeviceUnavailable, InferletError, IntegrityError, LoadError, NetworkError, PieError, SelfTestFailed, StorageError } from "./errors.js";
@@ -32,6 +33,15 @@ export interface RunOptions {
   onMessage?: (value: unknown) => void;
   onLog?: (level: string, text: string) => void;
   signal?: AbortSignal;
+}
+
+/** A promise of what the inferlet's `main` returns, and the way to its `receive`. */
+export interface Run extends Promise<unknown> {
+  /**
+   * A JSON value for the inferlet's `receive`, in order, as soon as the run is asked for. False when the run is over and nobody hears
+   * it. Raises PieError for what is not JSON. An inferlet that lets more than 1,024 values wait ends with BudgetExceeded.
+   */
+  send(value: unknown): boolean;
 }
 
 /** A loaded model on a device of this page. Nothing is shared between two of them but the cached files. */
@@ -73,14 +83,26 @@ export class Pie {
   }
 
   /**
-   * Run an inferlet, as many at once as you like, and get what its `main` returns.
+   * Run an inferlet, as many at once as you like, and get what its `main` returns; meanwhile `send` feeds its `receive`.
    * Raises InferletError when the program fails, Cancelled by `signal` or `dispose`, PieError when the engine is gone.
    */
-  async run(source: string, { input = {}, name = "inferlet.py", onMessage, onLog, signal }: RunOptions = {}): Promise<unknown> {
+  run(source: string, options: RunOptions = {}): Run {
+    const inbox = new Inbox();
+    return Object.assign(this.#start(source, options, inbox), { send: (value: unknown) => inbox.send(json(value, "a value for the program")) });
+  }
+
+  async #start(source: string, options: RunOptions, inbox: Inbox): Promise<unknown> {
+    try {
+      return await this.#run(source, options, inbox);
+    } finally {
+      inbox.close();
+    }
+  }
+
+  async #run(source: string, { input = {}, name = "inferlet.py", onMessage, onLog, signal }: RunOptions, inbox: Inbox): Promise<unknown> {
     this.#check();
     if (typeof source !== "string") throw new PieError("the program's source must be a text");
-    const request = JSON.stringify(input) as string | undefined;
-    if (request === undefined) throw new PieError("the program's input must be a JSON value");
+    const request = json(input, "the program's input");
     if (signal?.aborted) throw new Cancelled("the run was cancelled");
     const value = await this.#runs.run({
       source,
@@ -88,6 +110,7 @@ export class Pie {
       input: request,
       message: (text) => onMessage?.(JSON.parse(text)),
       log: (level, text) => onLog?.(level, text),
+      inbox,
       signal,
     });
     return JSON.parse(value);
@@ -108,6 +131,17 @@ export class Pie {
     if (this.#disposed) throw new PieError("this Pie was disposed: load another");
     if (this.#engine.failure) throw this.#engine.failure;
   }
+}
+
+function json(value: unknown, what: string): string {
+  let text: string | undefined;
+  try {
+    text = JSON.stringify(value) as string | undefined;
+  } catch (error) {
+    throw new PieError(`${what} must be a JSON value: ${error instanceof Error ? error.message : String(error)}`, { cause: error });
+  }
+  if (text === undefined) throw new PieError(`${what} must be a JSON value`);
+  return text;
 }
 
 function absolute(url: string, from: string): string {

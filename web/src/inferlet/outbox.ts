@@ -5,17 +5,20 @@ const SHORT_MS = 2; // from a step's first op to its end
 
 export class Outbox {
   readonly #send: (messages: string | string[]) => void;
+  readonly #now: () => number;
   #held: string[] = [];
   #first = 0; // when this step's first op was said
   #short = false; // as the last step was
 
-  constructor(send: (messages: string | string[]) => void) {
+  /** `now` is a clock in milliseconds. */
+  constructor(send: (messages: string | string[]) => void, now = (): number => performance.now()) {
     this.#send = send;
+    this.#now = now;
   }
 
   /** An op. */
   say(message: string): void {
-    const now = performance.now();
+    const now = this.#now();
     this.#first ||= now;
     if (now - this.#first > SHORT_MS) this.#short = false;
     this.#held.push(message);
@@ -24,7 +27,7 @@ export class Outbox {
 
   /** The end of the step. */
   end(message: string): void {
-    this.#short = this.#first === 0 || performance.now() - this.#first <= SHORT_MS;
+    this.#short = this.#first === 0 || this.#now() - this.#first <= SHORT_MS;
     this.#first = 0;
     this.#held.push(message);
     this.#flush();

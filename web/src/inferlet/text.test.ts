@@ -94,13 +94,19 @@ test("ids and texts that cannot be used are named", needs, () => {
   assert.throws(() => tokenizer.encode("😀a\ud800b"), /character 2 of the text is a lone surrogate/);
 });
 
+/** Of this process: a busy machine does not lengthen it. */
+function cpuSeconds(): number {
+  const { user, system } = process.cpuUsage();
+  return (user + system) / 1e6;
+}
+
 test("long runs do not blow up", needs, () => {
   const { tokenizer } = given();
   for (const character of ["a", " ", "日", "1", "😀"]) {
     const run = character.repeat(MAX_CHARS / 4);
-    const began = performance.now();
+    const began = cpuSeconds();
     assert.equal(tokenizer.decode(tokenizer.encode(run)), run);
-    assert(performance.now() - began < 3000, character);
+    assert(cpuSeconds() - began < 5, character);
   }
 });
 
@@ -183,7 +189,7 @@ test("tools reach a template that takes them, a refusal is told apart", () => {
 
 test("a template cannot run on, grow without bound, or reach its host", needs, () => {
   for (const bomb of given().fixtures.bombs) {
-    const began = performance.now();
+    const began = cpuSeconds();
     let text: string;
     try {
       text = new ChatTemplate(bomb, {}, 0.1).render(USER);
@@ -191,7 +197,7 @@ test("a template cannot run on, grow without bound, or reach its host", needs, (
       assert(error instanceof TemplateError, `${bomb.slice(0, 200)}: ${String(error)}`);
       continue;
     } finally {
-      const seconds = (performance.now() - began) / 1000;
+      const seconds = cpuSeconds() - began;
       assert(seconds < 4, `${seconds} s: ${bomb.slice(0, 200)}`);
     }
     assert(text.length < 1000, `${bomb.slice(0, 200)}: ${text.length} characters`);

@@ -92,6 +92,11 @@ export class EngineClient {
     this.#send({ kind: "run", run, port, source, name, input }, [port]);
   }
 
+  /** JSON text for the inferlet's `receive`. */
+  deliver(run: number, value: string): void {
+    if (this.#runs.has(run)) this.#send({ kind: "deliver", run, value });
+  }
+
   /** End a run from outside: an InferletError of this type follows. */
   end(run: number, type: string, message: string): void {
     if (this.#runs.has(run)) this.#send({ kind: "end", run, type, message });

@@ -3,6 +3,7 @@
 import { Cancelled, PieError } from "../errors.js";
 import { InferletPool, type Lease } from "../inferlet/pool.js";
 import type { EngineClient } from "./engine.js";
+import type { Inbox } from "./inbox.js";
 
 export interface RunRequest {
   source: string;
@@ -12,6 +13,8 @@ export interface RunRequest {
   /** A sent value, as JSON text. */
   message: (value: string) => void;
   log: (level: string, text: string) => void;
+  /** Opened when the run starts. */
+  inbox: Inbox;
   signal: AbortSignal | undefined;
 }
 
@@ -49,7 +52,7 @@ export class Runs {
     return this.#engine.failure ?? new Cancelled("the run ended with its Pie, which was disposed");
   }
 
-  #run(pool: InferletPool, { source, name, input, message, log, signal }: RunRequest): Promise<string> {
+  #run(pool: InferletPool, { source, name, input, message, log, inbox, signal }: RunRequest): Promise<string> {
     const run = ++this.#count;
     const { port1, port2 } = new MessageChannel();
     const closing = this.#closing.signal;
@@ -99,6 +102,7 @@ export class Runs {
         },
       });
       if (over) return;
+      inbox.open((value) => this.#engine.deliver(run, value));
       lease = pool.attach(run, port2, (type, why) => this.#engine.end(run, type, why));
     });
   }
