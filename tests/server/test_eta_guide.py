@@ -1,4 +1,4 @@
-"""docs/eta.md: every example runs as shown. On the cpu device with the outputs shown; on webgpu shortened, with what must hold there too."""
+"""docs/eta.md: every example runs as shown, on the cpu device and, shortened, on webgpu."""
 
 from __future__ import annotations
 
@@ -74,16 +74,13 @@ def on_webgpu() -> dict[str, Any]:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=NAMES)
 def test_on_webgpu_shortened(on_webgpu: dict[str, Any], example: Example) -> None:
-    """Its logits differ from the cpu's within a tolerance: text that is drawn may part, what is computed of a prompt is close."""
+    """Its logits differ from the cpu's within a tolerance, far less than between the tokens drawn here."""
     got = on_webgpu[example.title]
     assert isinstance(got, dict), got
     assert got.keys() == example.result.keys()
-    if "logprobs" in got:
-        assert got["tokens"] == example.result["tokens"]
-        assert got["logprobs"] == pytest.approx(example.result["logprobs"], abs=0.15)
-    elif "time" in got:
-        assert re.fullmatch(r"\d\d:\d\d", got["time"])
-    elif example is EXAMPLES[0]:
-        assert example.result["text"].startswith(got["text"])
-    else:
-        assert got["text"]
+    for name, value in got.items():
+        shown = example.result[name]
+        if isinstance(value, str):
+            assert value and shown.startswith(value)
+        else:
+            assert value == (pytest.approx(shown[: len(value)], abs=0.15) if isinstance(value[0], float) else shown)

@@ -1,0 +1,33 @@
+"""Exclude top choices: now and then strike all likely tokens but the least likely of them, for less expected text."""
+
+from inferlet import chat, model
+from inferlet.eta import Channel, ForwardPass, Pipeline, StateGeometry, WorkingSet, gumbel_max, intrinsics, masked, xtc
+
+
+async def main(input: dict) -> dict:
+    """Input: prompt, max_tokens (16), threshold (0.1), probability (0.5), temperature (0.8), seed (0)."""
+    threshold = float(input.get("threshold", 0.1))
+    probability = float(input.get("probability", 0.5))
+    temperature = float(input.get("temperature", 0.8))
+    seed, max_tokens = int(input.get("seed", 0)), int(input.get("max_tokens", 16))
+    tokens = chat.prefix() + model.encode(input.get("prompt", "Once upon a time"))
+    ws, pipe, rng, coin = WorkingSet(), Pipeline(), Channel.counter(seed), Channel.counter(seed + 1)
+
+    def epilogue():
+        x = intrinsics.output(0, "logits") / temperature
+        return gumbel_max(masked(x, xtc(x, threshold, probability, coin.take())), rng.take())
+
+    answer: list[int] = []
+    while len(answer) < max_tokens:
+        fwd = ForwardPass()
+        fwd.embed(tokens)
+        fwd.state([ws], StateGeometry.folding())
+        out = fwd.epilogue(epilogue)
+        pipe.submit(fwd)
+        tokens = [await out]
+        if tokens[0] in model.eos:
+            break
+        answer += tokens
+    pipe.close()
+
+    return {"text": model.decode(answer)}

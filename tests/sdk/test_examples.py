@@ -1,0 +1,115 @@
+"""The examples of samplers on the cpu device: settings that leave a sampler no choice of its own make it another one, with its text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.sdk.conftest import SDK
+from tests.sdk.real_engine import Job, run_jobs
+from tests.support.paths import goldens
+
+EXAMPLES = SDK.parent / "examples"
+PROMPT = "Once upon a time"
+AGAIN = {"prompt": "yes yes yes yes yes yes yes yes yes yes", "temperature": 0.1}
+STRONG = {"repetition": 1.5, "presence": 2.0, "frequency": 2.0}
+NONE = {"presence": 0.0, "frequency": 0.0}
+FORCED = goldens()["teacher_forced"]
+# an example with its input; the example and input that give the same text
+GREEDY: tuple[str, dict[str, Any]] = ("hello", {})
+DRAWN: tuple[str, dict[str, Any]] = ("sampling", {"temperature": 0.8})
+SAME: list[tuple[str, dict[str, Any], tuple[str, dict[str, Any]]]] = [
+    ("sampling", {"temperature": 0}, GREEDY),
+    ("top_k", {"k": 1}, GREEDY),
+    ("top_k", {"k": 49152}, DRAWN),
+    ("nucleus", {"p": 0.0}, GREEDY),
+    ("nucleus", {"p": 1.0}, DRAWN),
+    ("min_p", {"p": 1.0}, GREEDY),
+    ("min_p", {"p": 0.0}, DRAWN),
+    ("typical", {"mass": 0.0}, GREEDY),
+    ("typical", {"mass": 2.0}, DRAWN),
+    ("tail_free", {"z": 0.0}, GREEDY),
+    ("tail_free", {"z": 2.0}, DRAWN),
+    ("top_a", {"a": 0.0}, DRAWN),
+    ("eta_cutoff", {"epsilon": 0.0}, DRAWN),
+    ("xtc", {"probability": 0.0}, DRAWN),
+    ("xtc", {"threshold": 1.1, "probability": 1.0}, DRAWN),
+    ("dynamic_temperature", {"low": 0.8, "high": 0.8}, DRAWN),
+    ("dynamic_temperature", {"low": 0.0, "high": 0.0}, GREEDY),
+    ("penalties", {"repetition": 1.0} | NONE, DRAWN),
+    ("mirostat", {"tau": 0.0}, GREEDY),
+]
+# settings at work: neither of the two
+OTHERS: list[tuple[str, dict[str, Any]]] = [
+    ("top_k", {"k": 5, "temperature": 2.0}),
+    ("nucleus", {"p": 0.5, "temperature": 1.5}),
+    ("min_p", {"p": 0.3, "temperature": 2.0}),
+    ("typical", {"mass": 0.3, "temperature": 2.0}),
+    ("tail_free", {"z": 0.5, "temperature": 2.0}),
+    ("top_a", {"a": 0.4, "temperature": 2.0}),
+    ("eta_cutoff", {"epsilon": 0.05, "temperature": 2.0}),
+    ("xtc", {"threshold": 0.01, "probability": 1.0}),
+    ("dynamic_temperature", {"low": 0.2, "high": 4.0}),
+    ("mirostat", {"tau": 4.0}),
+]
+
+
+def job(name: str, input: dict[str, Any]) -> Job:
+    return Job(f"{name}.py", (EXAMPLES / f"{name}.py").read_text(encoding="utf-8"), {"prompt": PROMPT, "max_tokens": 8, "seed": 5, **input})
+
+
+def key(name: str, input: dict[str, Any]) -> str:
+    return f"{name} {input}"
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, Any]:
+    """What each example gave, by name and input."""
+    runs = [GREEDY, DRAWN, *((name, input) for name, input, _ in SAME), *OTHERS, *OTHERS]
+    runs += [("prompt_logprobs", {"text": FORCED["text"]}), ("constrained", {}), ("constrained", {"choices": ["Paris", "Rome", "Parma"]})]
+    runs += [("sampling", AGAIN), ("penalties", AGAIN | STRONG), ("penalties", AGAIN | {"repetition": 1.0} | NONE)]
+    found: dict[str, Any] = {}
+    for (name, input), result in zip(runs, run_jobs("cpu", [job(*run) for run in runs]), strict=True):
+        told = result["text"] if isinstance(result, dict) and "text" in result else result
+        assert found.setdefault(key(name, input), told) == told, "the same seed gives the same text"
+    return found
+
+
+@pytest.mark.parametrize(("name", "input", "same"), SAME, ids=[key(name, input) for name, input, _ in SAME])
+def test_at_its_bounds_a_sampler_is_another_one(texts: dict[str, Any], name: str, input: dict[str, Any], same: tuple[str, Any]) -> None:
+    assert texts[key(name, input)] == texts[key(*same)]
+
+
+@pytest.mark.parametrize(("name", "input"), OTHERS, ids=[key(*run) for run in OTHERS])
+def test_between_them_it_is_not(texts: dict[str, Any], name: str, input: dict[str, Any]) -> None:
+    got = texts[key(name, input)]
+    assert isinstance(got, str) and got, got
+    assert got not in (texts[key(*GREEDY)], texts[key(*DRAWN)])
+
+
+def test_penalties_end_a_repetition(texts: dict[str, Any]) -> None:
+    again = texts[key("sampling", AGAIN)].split()
+    assert again.count("yes") > 5
+    assert texts[key("penalties", AGAIN | {"repetition": 1.0} | NONE)].split() == again
+    assert texts[key("penalties", AGAIN | STRONG)].split().count("yes") <= 2
+
+
+def test_log_probabilities_of_a_text(texts: dict[str, Any]) -> None:
+    """Two passes of several read-outs, against transformers in fp32."""
+    result = texts[key("prompt_logprobs", {"text": FORCED["text"]})]
+    assert "".join(token for token, _ in result["tokens"]) == FORCED["text"].removeprefix("The")
+    assert [logprob for _, logprob in result["tokens"]] == pytest.approx(FORCED["next_logprobs"], abs=0.01)
+    assert result["perplexity"] == pytest.approx(FORCED["ppl"], rel=0.01)
+
+
+def test_a_constrained_answer_is_one_of_the_choices(texts: dict[str, Any]) -> None:
+    assert texts[key("constrained", {})]["answer"] in ("yes", "no")
+    assert texts[key("constrained", {"choices": ["Paris", "Rome", "Parma"]})]["answer"] in ("Paris", "Rome", "Parma")
+
+
+def test_every_example_is_run_somewhere() -> None:
+    assert {name for name, *_ in SAME} >= {name for name, _ in OTHERS}
+    ran = {name for name, *_ in [*SAME, *OTHERS]} | {"hello", "sampling", "prompt_logprobs", "constrained"}
+    elsewhere = {"fork"}  # tests/server/test_cli.py
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == ran | elsewhere
