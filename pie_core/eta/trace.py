@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
+from pie_core.eta.canonical import canonical
 from pie_core.eta.dtypes import DTYPES, to_word
 from pie_core.eta.errors import ProgramError, TraceError
 from pie_core.eta.ops import MAX_INDEX, OPS, OUTPUT_NAMES, Op
@@ -73,7 +74,7 @@ class Trace:
     """
 
     __slots__ = (
-        "_chan_ids", "_chans", "_known", "_pending", "channels", "max_ops", "model", "ops", "params", "rows", "shapes", "stage",
+        "_chan_ids", "_chans", "_effects", "_known", "_pending", "channels", "max_ops", "model", "ops", "params", "rows", "shapes", "stage",
         "table", "words",
     )  # fmt: skip
 
@@ -92,6 +93,7 @@ class Trace:
         self.words: list[int] = []
         self.channels: list[Any] = []
         self._chans: list[Chan] = []
+        self._effects: list[int] = []
         self._chan_ids: dict[int, int] = {}
         self._pending: dict[int, str] = {}
         self._known: dict[Any, Tensor] | None = {} if stage in STAGES else None  # values by what makes them
@@ -101,9 +103,11 @@ class Trace:
         table's rule refuses it."""
         ids = tuple([a.id for a in args])
         known = self._known
-        key = (name, ids, declared, tuple(attrs.items())) if attrs else (name, ids, declared)
-        if known is not None and key in known and all(a.trace is self for a in args):
-            return known[key]
+        key = (name, ids, declared, *attrs.values()) if attrs else (name, ids, declared)
+        if known is not None:
+            found = known.get(key)
+            if found is not None and all(a.trace is self for a in args):
+                return found
         row = self.table[name]
         types = []
         for arg in args:
@@ -116,14 +120,18 @@ class Trace:
             dtype, shape = row.rule(types, attrs, declared)
         except RuleError as error:
             raise TraceError(f"{row.py or name} {error}") from None
-        ops = self.ops
-        if len(ops) >= self.max_ops:
-            raise TraceError(f"{row.py or name}: the program has more than {self.max_ops} ops; loops of Python unroll while tracing")
-        ops.append(Node(name, ids, attrs, dtype, shape))
-        value = Tensor(self, len(ops) - 1, dtype, shape)
-        if known is not None and "chan" not in attrs:
+        value = self._append(name, ids, attrs, dtype, shape)
+        if known is not None:
             known[key] = value
         return value
+
+    def _append(self, name: str, ids: tuple[int, ...], attrs: Attrs, dtype: str, shape: Shape) -> Tensor:
+        ops = self.ops
+        if len(ops) >= self.max_ops:
+            label = self.table[name].py or name
+            raise TraceError(f"{label}: the program has more than {self.max_ops} ops; loops of Python unroll while tracing")
+        ops.append(Node(name, ids, attrs, dtype, shape))
+        return Tensor(self, len(ops) - 1, dtype, shape)
 
     def op(self, name: str, *operands: object) -> Tensor:
         """Append an op whose operands may be Python scalars: they take the dtype that the table has for their place, else that of the
@@ -164,7 +172,7 @@ class Trace:
             raise TraceError(f"the program has more than {MAX_PARAMS} scalar constants; bring bulk data in through a seeded channel")
         self.params.append(dtype)
         self.words.append(word)
-        return self.add("param", (), {"slot": slot}, (dtype, ()))
+        return self._append("param", (), {"slot": slot}, dtype, ())
 
     def output(self, index: int, name: str) -> Tensor:
         """Read-out row `index` of `name`, f32 [width]; the same row twice is the same value."""
@@ -233,11 +241,15 @@ class Trace:
         if value.type != (cell.dtype, cell.shape):
             raise TraceError(f"put: the channel holds {show((cell.dtype, cell.shape))}, the value is {show(value.type)}")
         self._pending[chan] = "value"
-        self.add("put", (value,), {"chan": chan})
+        if value.trace is not self:
+            raise TraceError("put: a tensor of another trace cannot be used here; carry values in a channel or await them")
+        self._effects.append(len(self.ops))
+        self._append("put", (value.id,), {"chan": chan}, *value.type)
 
     def _effect(self, name: str, chan: int) -> Tensor:
         cell = self._chans[chan]
-        return self.add(name, (), {"chan": chan}, (cell.dtype, cell.shape))
+        self._effects.append(len(self.ops))
+        return self._append(name, (), {"chan": chan}, cell.dtype, cell.shape)
 
     def _touch(self, channel: ChannelLike, verb: str) -> int:
         stage = STAGES.get(self.stage)
@@ -262,32 +274,10 @@ class Trace:
         return chan
 
     def finish(self, outs: Sequence[Tensor]) -> Program:
-        """The Program that returns `outs`, in canonical order: effects as they came, then outputs, each behind what it needs, operands from
-        left to right, params by first use. Ops that nothing uses are left out. The order of statements does not show."""
-        old = self.ops
-        moved = [-1] * len(old)
-        ops: list[Node] = []
-        slots: list[int] = []
-        todo = [t.id for t in reversed(outs)]
-        todo += [i for i in range(len(old) - 1, -1, -1) if "chan" in old[i].attrs]
-        while todo:  # a stack: an op comes again when its operands are there
-            i = todo[-1]
-            if moved[i] >= 0:
-                todo.pop()
-                continue
-            name, args, attrs, dtype, shape = old[i]
-            missing = [a for a in reversed(args) if moved[a] < 0]
-            if missing:
-                todo += missing
-                continue
-            todo.pop()
-            if name == "param":
-                slots.append(int(attrs["slot"]))
-                attrs = {"slot": len(slots) - 1}
-            moved[i] = len(ops)
-            ops.append(Node(name, tuple([moved[a] for a in args]), attrs, dtype, shape))
+        """The Program that returns `outs`, in canonical order and without what nothing uses."""
+        ops, ids, slots = canonical(self.ops, [t.id for t in outs], self._effects)
         self.words = [self.words[s] for s in slots]
-        return Program(self.stage, ops, [moved[t.id] for t in outs], self._chans, [self.params[s] for s in slots])
+        return Program(self.stage, ops, ids, self._chans, [self.params[s] for s in slots])
 
 
 _ACTIVE: ContextVar[Trace | None] = ContextVar("eta_trace", default=None)
