@@ -247,12 +247,13 @@ async def test_a_tree_equals_each_of_its_paths_alone(device: Device, tree: str, 
 
 POS_WORD, PAGES_WORD, WINDOW_WORD, SINKS_WORD, MASK_WORD = 2, 4, 5, 6, 7
 HUGE = 0xFFFFFFFF
+HEADER_BLOCK = 8  # an otherwise sound block lies there
 UNSEEN = {WINDOW_WORD: 4, SINKS_WORD: 0}  # no key in front of the mask
 # Row 1 has the mask [first 20, count 40, one word of bits]; each change is (what, words of row 1 by index, words of its block by index).
 MALFORMED: list[tuple[str, dict[int, int], dict[int, int]]] = [
     ("block behind the buffer", {MASK_WORD: 1 << 20}, {}),
     ("block at the largest offset", {MASK_WORD: HUGE}, {}),
-    ("block in the header", {MASK_WORD: 15}, {}),
+    ("block in the header", {MASK_WORD: HEADER_BLOCK}, {}),
     ("first behind count", {}, {0: 41}),
     ("largest first", {}, {0: HUGE}),
     ("no key", {}, {0: 0, 1: 0}),
@@ -292,6 +293,8 @@ async def test_a_malformed_mask_is_a_nan_row(device: Device, what: str, row: dic
         words[start + index] = value
     for index, value in row.items():
         words[16 + 8 + index] = value
+    words[HEADER_BLOCK : HEADER_BLOCK + 3] = [0, 5, 31]
+    words = np.concatenate([words, np.zeros(64, np.uint32)])  # room for the bits of more keys
     assert len(case.kv[0]) == 128
     await expect_nan_in_row_1_only(device, case, words, what)
 
@@ -300,7 +303,7 @@ async def test_bits_behind_the_buffer_are_a_nan_row(device: Device) -> None:
     """The block's two sizes are the last words of the buffer; its four words of bits would lie behind it."""
     case, tokens = malformed_case()
     words = case.step(tokens).words()
-    words = np.concatenate([words, np.zeros((2 - len(words)) % 4, np.uint32), np.array([0, 128], np.uint32)])
+    words = np.concatenate([words, np.zeros((2 - len(words)) % 4, np.uint32), np.array([20, 128], np.uint32)])
     assert len(words) % 4 == 0
     words[16 + 8 + MASK_WORD] = len(words) - 2
     await expect_nan_in_row_1_only(device, case, words, "bits")
