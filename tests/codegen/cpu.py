@@ -16,6 +16,7 @@ from pie_core.codegen.cpu_source import vm_ops_header
 from pie_server.build.cpu_module import FLAGS, cache_root, compile_c, source_key, zig_version
 from tests.codegen.batch import Answer, Batch, MapLaunch
 
+GUARD_BYTES = 64
 EXPORTS = ("-Wl,--export=vm_epilogue", "-Wl,--export=vm_map", "-Wl,--export=__heap_base")
 
 
@@ -72,7 +73,7 @@ class CpuMachine:
             np.array(program.words, np.uint32),
             batch.logits if batch.logits is not None else empty,
             batch.hidden if batch.hidden is not None else empty,
-            batch.arena, batch.table, batch.results, np.full(program.scratch_bytes, 0xFF, np.uint8),
+            batch.arena, batch.table, batch.results, np.full(program.scratch_bytes + GUARD_BYTES, 0xFF, np.uint8),
         ]  # fmt: skip
         return self.place(arrays), arrays
 
@@ -80,6 +81,7 @@ class CpuMachine:
         """Run one launch."""
         at, arrays = self.prepare(batch)
         self.epilogue(self.store, *at[:5], len(batch.lanes), at[5], at[6])
+        assert (self.fetch(at[6], arrays[6])[-GUARD_BYTES:] == 0xFF).all(), "something was written behind the scratch"
         return batch.answers(self.fetch(at[3], arrays[3]), self.fetch(at[5], arrays[5]))
 
     def run_map(self, launch: MapLaunch) -> Any:

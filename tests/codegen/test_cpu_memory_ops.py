@@ -98,11 +98,43 @@ def test_rows_of_one_value(value: float) -> None:
 
     def fn(x: Any) -> Any:
         masks = [F["pivot_threshold"](x, rank=9), F["pivot_threshold"](x, mass=0.5), F["pivot_threshold"](x, mass=1.0)]
-        return [*masks, *F["top_k"](x, 40), *F["top_k"](x, 1000), *F["sort_desc"](x)]
+        return [*masks, *F["top_k"](x, 1000), *F["top_k"](x, 40), *F["sort_desc"](x)]
 
     batch = launch(fn, (np.full(3001, value, np.float32),), (np.full(3001, value, np.float32),))
     got = run(batch)
-    assert got[0].outs[4].tolist() == list(range(40))
+    assert got[0].outs[6].tolist() == list(range(40))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("n", [300, 3000, 10_007])
+def test_ordered_rows_and_whole_numbers(n: int, order: int) -> None:
+    """Ascending, the greatest of a row fill its last groups only: more than a list holds. Whole numbers have equal low digits."""
+
+    def fn(x: Any, i: Any) -> Any:
+        ks = [k for k in (1, 40, 300, 512, 1000) if k <= n]
+        return [F["pivot_threshold"](x, rank=k) for k in ks] + [part for v in (x, i) for k in ks for part in F["top_k"](v, k)] + [
+            part for v in (x, i) for part in F["sort_desc"](v)
+        ]  # fmt: skip
+
+    x = np.arange(n)[::order]
+    run(
+        launch(
+            fn,
+            ((x * 8).astype(np.float32), (x * 4096).astype(np.int32)),
+            ((x // 9 - 30).astype(np.float32), (x // 9 - 30).astype(np.int32)),
+        )
+    )
+
+
+@pytest.mark.parametrize("n", [4, 1000, 5000])
+def test_a_share_that_is_met_exactly(n: int) -> None:
+    """Sums of masses equal to the share: what comes next is not kept, be it of mass 0."""
+    x = np.zeros(n, np.float32)
+    x[:3] = 0.5, 0.25, 0.25
+    even = np.full(n, 2.0**-14, np.float32)
+    shares = (0.5, 0.75, 1.0, 2.0**-13)
+    got = run(launch(lambda a, b: [F["pivot_threshold"](v, mass=s) for s in shares for v in (a, b)], (x, even), (x[::-1].copy(), even)))
+    assert [int(m.sum()) for m in got[0].outs[:6:2]] == [1, 2, 3]
 
 
 def test_masses_beyond_one_keep_what_comes_before_the_share() -> None:
