@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from pie_core.eta import Traced
+from pie_core.eta import OPS, Traced
 from tests.codegen.author import F, over_cells
-from tests.codegen.batch import Batch, Lane, check, same_bits
+from tests.codegen.batch import Answer, Batch, Lane, check, same_bits
 from tests.codegen.gpu import run_batches
 
 Cells = tuple[tuple[str, tuple[int, ...]], ...]
@@ -92,55 +92,79 @@ def ranked(k: int) -> Callable[[Any, int, str, tuple[int, ...]], Any]:
 
 
 CASES: dict[str, Case] = {}
-for n in (1, 2, 31, 33, 255, 256, 257, 1023, 1024, 1025, 2500):
-    CASES[f"sort_desc f32 {n}"] = Case(lambda x: F["sort_desc"](x), (("f32", (n,)),))
-for dtype in ("f32", "i32", "u32"):
-    for shape in ((1200,), (300,), (3, 1100), (7, 40)):
-        CASES[f"sort_desc {dtype} {shape}"] = Case(lambda x: F["sort_desc"](x), ((dtype, shape),), few)
-        for k in (1, 17, 40):
-            CASES[f"top_k {dtype} {shape} {k}"] = Case(lambda x, k=k: F["top_k"](x, k), ((dtype, shape),), few if k == 17 else None)
-    for shape in ((1,), (5,), (63,), (1025,), (3000,), (2, 3, 4, 5), (3, 2000), (300, 3)):
-        CASES[f"cumsum {dtype} {shape}"] = Case(lambda x: F["cumsum"](x), ((dtype, shape),), tame, 1e-5, 1e-4)
-        CASES[f"cumprod {dtype} {shape}"] = Case(lambda x: F["cumprod"](x), ((dtype, shape),), near_one, 1e-5, 1e-4)
-    for name in ("scatter_set", "scatter_add"):
-        index = "i32" if dtype != "u32" else "u32"
-        for base, m in (((50,), 200), ((1000,), 3), ((5, 7), 40), ((3, 2, 300), 9)):
-            cells = ((dtype, base), (index, (m,)), (dtype, (m, *base[1:])))
-            CASES[f"{name} {dtype} {base} {m}"] = Case(F[name], cells, indices(base[0]), 1e-5, 1e-4)
-    for name in ("reduce_sum", "reduce_max", "reduce_min", "reduce_argmax"):
-        for shape in ((3, 1000), (1, 5), (300, 7), (2, 3, 4, 5), (40, 130)):
-            CASES[f"{name} {dtype} {shape}"] = Case(F[name], ((dtype, shape),), tame if name == "reduce_sum" else few, 1e-5, 1e-4)
-for k in (1023, 1024, 1025, 1500):
-    CASES[f"top_k long {k}"] = Case(lambda x, k=k: F["top_k"](x, k), (("f32", (1500,)),))
-CASES["scatter_set bool"] = Case(F["scatter_set"], (("bool", (50,)), ("u32", (30,)), ("bool", (30,))), indices(50))
+
+
+def case(label: str, name: str, cells: Cells, fill: Any = None, tolerance: tuple[float, float] = (2e-6, 1e-6), **attrs: Any) -> None:
+    """Add the case of one function over cells."""
+    fn = (lambda *x: F[name](*x, **attrs)) if attrs else F[name]
+    CASES[" ".join([name, label, *map(str, attrs.values())])] = Case(fn, cells, fill, *tolerance)
+
+
+LOOSE = (1e-5, 1e-4)
+for n in (1, 33, 1023, 1024, 1025, 2500):
+    case(f"f32 {n}", "sort_desc", (("f32", (n,)),))
+for dtype, shape in (("f32", (3, 1100)), ("i32", (1200,)), ("u32", (1200,)), ("f32", (7, 40)), ("i32", (7, 40)), ("u32", (300,))):
+    case(f"{dtype} {shape}", "sort_desc", ((dtype, shape),), few)
+    case(f"{dtype} {shape}", "top_k", ((dtype, shape),), few, k=17)
+    case(f"{dtype} {shape}", "top_k", ((dtype, shape),), k=1)
+for k in (1024, 1025, 1500):
+    case("f32 1500", "top_k", (("f32", (1500,)),), k=k)
+for shape in ((1,), (63,), (1025,), (3000,), (2, 3, 4, 5), (3, 2000), (300, 3)):
+    case(f"f32 {shape}", "cumsum", (("f32", shape),), tame, LOOSE)
+    case(f"f32 {shape}", "cumprod", (("f32", shape),), near_one, LOOSE)
+for name in ("cumsum", "cumprod"):
+    for dtype, shape in (("i32", (63,)), ("u32", (3000,)), ("i32", (3, 2000))):
+        case(f"{dtype} {shape}", name, ((dtype, shape),))
+for name in ("scatter_set", "scatter_add"):
+    for dtype, index, base, m in (
+        ("f32", "i32", (50,), 200), ("f32", "u32", (1000,), 3), ("i32", "i32", (5, 7), 40), ("u32", "u32", (3, 2, 300), 9),
+        ("f32", "i32", (2, 40), 70),
+    ):  # fmt: skip
+        case(f"{dtype} {base} {m}", name, ((dtype, base), (index, (m,)), (dtype, (m, *base[1:]))), indices(base[0]), LOOSE)
+case("bool", "scatter_set", (("bool", (50,)), ("u32", (30,)), ("bool", (30,))), indices(50))
+for shape in ((3, 1000), (1, 5), (300, 7), (2, 3, 4, 5), (40, 130)):
+    case(f"f32 {shape}", "reduce_sum", (("f32", shape),), tame, LOOSE)
+    case(f"f32 {shape}", "reduce_argmax", (("f32", shape),), few)
+for name in ("reduce_sum", "reduce_max", "reduce_min", "reduce_argmax"):
+    for dtype, shape in (("i32", (3, 1000)), ("u32", (300, 7)), ("f32", (3, 1000))):
+        case(f"{dtype} {shape} few", name, ((dtype, shape),), few if name != "reduce_sum" else tame, LOOSE)
+for table, idx in (((9,), ()), ((9,), (1,)), ((9,), (40,)), ((5, 4), ()), ((5, 4), (300,)), ((5, 3, 2), (2, 3)), ((300,), (4, 5, 2, 2))):
+    case(f"f32 {table} {idx}", "gather", (("f32", table), ("i32", idx)), indices(table[0]))
+for dtype in ("i32", "u32", "bool"):
+    case(f"{dtype} u32", "gather", ((dtype, (5, 4)), ("u32", (300,))), indices(5))
 for dtype in NUMPY:
-    for table, idx in (
-        ((9,), ()),
-        ((9,), (1,)),
-        ((9,), (40,)),
-        ((5, 4), ()),
-        ((5, 4), (300,)),
-        ((5, 3, 2), (2, 3)),
-        ((300,), (4, 5, 2, 2)),
-    ):
-        for index in ("i32", "u32"):
-            CASES[f"gather {dtype} {table} {idx} {index}"] = Case(F["gather"], ((dtype, table), (index, idx)), indices(table[0]))
-    CASES[f"gather_row {dtype}"] = Case(F["gather_row"], ((dtype, (300, 7)), ("i32", (300,))), indices(7))
-    CASES[f"transpose {dtype}"] = Case(lambda x: F["transpose"](F["reshape"](x, (5, 60))), ((dtype, (300,)),))
-    for source, shape in (((3,), (3, 4)), ((1, 4), (3, 4)), ((2, 1, 3), (2, 5, 3, 2)), ((), (2, 2)), ((1,), (7,)), ((3, 1), (3, 1, 4))):
-        CASES[f"broadcast {dtype} {source} {shape}"] = Case(lambda x, shape=shape: F["broadcast"](x, shape), ((dtype, source),))
-for n in (1, 31, 32, 33, 1000):
-    CASES[f"mask_apply {n}"] = Case(F["mask_apply"], (("f32", (n,)), ("u32", (-(-n // 32),))))
-CASES["mask_apply rows"] = Case(F["mask_apply"], (("f32", (5, 70)), ("u32", (3,))))
+    case(dtype, "gather_row", ((dtype, (300, 7)), ("i32" if dtype != "u32" else "u32", (300,))), indices(7))
+    case(dtype, "transpose", ((dtype, (5, 60)),))
+    case(f"{dtype} (3,)", "broadcast", ((dtype, (3,)),), shape=(3, 4))
+    case(f"{dtype} (2, 1, 3)", "broadcast", ((dtype, (2, 1, 3)),), shape=(2, 5, 3, 2))
+for source, shape in (((1, 4), (3, 4)), ((), (2, 2)), ((1,), (7,)), ((3, 1), (3, 1, 4))):
+    case(f"f32 {source}", "broadcast", (("f32", source),), shape=shape)
+for shape in ((1,), (31,), (32,), (33,), (1000,), (5, 70)):
+    case(str(shape), "mask_apply", (("f32", shape), ("u32", (-(-shape[-1] // 32),))))
 for m, k, n in ((1, 1, 1), (3, 4, 5), (20, 33, 17), (1, 3000, 2), (2, 700, 300)):
-    CASES[f"matmul {m} {k} {n}"] = Case(F["matmul"], (("f32", (m, k)), ("f32", (k, n))), tame, 1e-4, 1e-3)
-for shape in ((1,), (40,), (1000,), (3000,), (3, 500)):
-    CASES[f"pivot_mass {shape}"] = Case(lambda x, p: F["pivot_threshold"](x, mass=p), (("f32", shape), ("f32", ())), probabilities)
-    for k in (0, 1, 7, shape[-1], shape[-1] + 5):
-        CASES[f"pivot_rank {shape} {k}"] = Case(lambda x, k: F["pivot_threshold"](x, rank=k), (("f32", shape), ("u32", ())), ranked(k))
-    for value, p in ((0.01, 0.055), (0.25, 0.5), (0.0, 0.5), (0.5, 0.0), (0.5, -1.0), (0.5, float("nan")), (0.001, 1.0), (-1.0, 0.3)):
-        case = Case(lambda x, p: F["pivot_threshold"](x, mass=p), (("f32", shape), ("f32", ())), masses(value, p))
-        CASES[f"pivot_mass {shape} of {value} at {p}"] = case
+    case(f"{m} {k} {n}", "matmul", (("f32", (m, k)), ("f32", (k, n))), tame, (1e-4, 1e-3))
+
+
+def pivot_case(label: str, way: str, dtype: str, shape: tuple[int, ...], fill: Any) -> None:
+    CASES[f"pivot {way} {label} {shape}"] = Case(lambda x, t: F["pivot_threshold"](x, **{way: t}), (("f32", shape), (dtype, ())), fill)
+
+
+for shape in ((1,), (40,), (3000,), (3, 500)):
+    pivot_case("of a softmax", "mass", "f32", shape, probabilities)
+    for k in (0, 7, shape[-1], shape[-1] + 5):
+        pivot_case(str(k), "rank", "u32", shape, ranked(k))
+for value, p in (
+    (0.01, 0.055),
+    (0.25, 0.5),
+    (1.0, 1.0),
+    (0.0, 0.5),
+    (0.5, 0.0),
+    (0.5, -1.0),
+    (0.5, float("nan")),
+    (0.001, 1.0),
+    (-1.0, 0.3),
+):
+    pivot_case(f"of {value} at {p}", "mass", "f32", (2500,), masses(value, p))
 
 
 def lanes_of(name: str, case: Case, traced: Traced, count: int = 3) -> list[Lane]:
@@ -158,31 +182,59 @@ def lanes_of(name: str, case: Case, traced: Traced, count: int = 3) -> list[Lane
 def batches() -> dict[str, list[Batch]]:
     """Of each case: three lanes, the same in reverse order, the first alone."""
     made = {}
-    for name, case in CASES.items():
-        traced = over_cells(case.fn, *case.cells)
-        lanes = lanes_of(name, case, traced)
+    for name, found in CASES.items():
+        traced = over_cells(found.fn, *found.cells)
+        lanes = lanes_of(name, found, traced)
         made[name] = [Batch(traced.program, order) for order in (lanes, lanes[::-1], lanes[:1])]
     return made
 
 
-@lru_cache(maxsize=3)
-def answers(machine: str, workgroup: int) -> dict[str, list[Any]]:
-    given = (
-        batches() if workgroup == 32 else {n: b[:1] for i, (n, b) in enumerate(batches().items()) if i % 3 == 0 or machine == "lavapipe"}
-    )
-    got = iter(run_batches(machine, [b for found in given.values() for b in found], workgroup))
-    return {name: [next(got) for _ in found] for name, found in given.items()}
+@lru_cache(maxsize=1)
+def on_lavapipe() -> dict[str, list[list[Answer]]]:
+    """The answers to all batches in the form of software adapters."""
+    got = iter(run_batches("lavapipe", [b for found in batches().values() for b in found], 32))
+    return {name: [next(got) for _ in found] for name, found in batches().items()}
 
 
-@pytest.mark.parametrize(("machine", "workgroup"), [("lavapipe", 32), ("lavapipe", 256), ("swiftshader", 256)])
-def test_against_the_oracle(machine: str, workgroup: int) -> None:
-    for name, found in answers(machine, workgroup).items():
-        case = CASES[name]
-        check(found[0], batches()[name][0].oracle(), case.rtol, case.atol, f"{name} on {machine}, workgroup {workgroup}")
+def every(step: int) -> list[str]:
+    """Each `step`-th case."""
+    return list(CASES)[::step]
 
 
-def test_lanes_equal_their_solo_runs_bit_for_bit() -> None:
-    for name, (together, reverse, alone) in answers("lavapipe", 32).items():
-        for i, lane in enumerate(together):
-            assert same_bits(lane, reverse[-1 - i]), f"{name}: lane {i} depends on the order of lanes"
-        assert same_bits(together[0], alone[0]), f"{name}: the first lane differs from its solo run"
+def agree(name: str, got: list[Answer], where: str) -> None:
+    check(got, batches()[name][0].oracle(), CASES[name].rtol, CASES[name].atol, f"{name}, {where}")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_software_form_agrees_with_the_oracle(name: str) -> None:
+    agree(name, on_lavapipe()[name][0], "workgroup 32 on lavapipe")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_lanes_equal_their_solo_runs_bit_for_bit(name: str) -> None:
+    together, reverse, alone = on_lavapipe()[name]
+    for i, lane in enumerate(together):
+        assert same_bits(lane, reverse[-1 - i]), f"lane {i} depends on the order of lanes"
+    assert same_bits(together[0], alone[0]), "the first lane differs from its solo run"
+
+
+@pytest.mark.parametrize("name", every(4))
+def test_the_forms_for_gpus_agree_and_have_the_same_bits(name: str) -> None:
+    """Fused in parts and split, at the workgroup size of GPUs."""
+    batch = batches()[name][0]
+    fused = run_batches("lavapipe", [batch], 256, 2)[0]
+    split = run_batches("lavapipe", [batch], 256, 2, split=True)[0]
+    agree(name, fused, "workgroup 256 on lavapipe")
+    assert all(same_bits(a, b) for a, b in zip(fused, split, strict=True))
+
+
+def test_swiftshader_agrees_with_the_oracle() -> None:
+    names = every(5)
+    for name, got in zip(names, run_batches("swiftshader", [batches()[n][0] for n in names]), strict=True):
+        agree(name, got, "swiftshader")
+
+
+def test_every_op_that_reads_memory_has_a_case() -> None:
+    covered = {node.name for found in batches().values() for node in found[0].program.ops}
+    kinds = ("view", "lookup", "pivot", "skeleton", "pick", "reduce")
+    assert {op.name for op in OPS.values() if op.kind in kinds} <= covered | {"reshape"}
