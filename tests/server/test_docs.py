@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from pie_core.host.budget import Budget
 from pie_core.text.tokenizer import MAX_CHARS
 from pie_server import cli_input
 from pie_server.api import openai_schema
+from pie_server.api.openai import builtin_source
 from pie_server.cli import model_app
 from pie_server.config import Settings
 from pie_server.sandbox import Limits
@@ -80,6 +82,12 @@ def test_commands_that_the_readme_names_exist() -> None:
         assert (ROOT / path).exists(), path
 
 
+# The chat inferlet runs in the sandbox only; its constants are literals.
+CHAT = {
+    node.targets[0].id: ast.literal_eval(node.value)
+    for node in ast.parse(builtin_source("openai_chat.py")).body
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+}
 BUDGET, LIMITS, SETTINGS = Budget(), Limits(), Settings.model_fields
 DOCUMENTED = [  # beginning of a row, the limit as it is written there
     ("CPU time without", f"{LIMITS.step_cpu_s:g} s"),
@@ -111,6 +119,12 @@ DOCUMENTED = [  # beginning of a row, the limit as it is written there
     ("`stop`", f"{openai_schema.MAX_STOPS}, of 1 to {openai_schema.MAX_STOP_CHARS:,} characters each"),
     ("`max_tokens`", f"{2**31 - 1:,}"),
     ("`temperature`", "0 to 2"),
+    ("`top_p`", "0 to 1"),
+    ("`frequency_penalty`", f"-{openai_schema.MAX_PENALTY} to {openai_schema.MAX_PENALTY}"),
+    ("tokens of the answer that penalties", f"{CHAT['HISTORIES'][-1]:,}"),
+    ("`logit_bias`", f"{openai_schema.MAX_BIASES:,} tokens, of -{openai_schema.MAX_BIAS} to {openai_schema.MAX_BIAS} each"),
+    ("`top_logprobs`", f"{openai_schema.MAX_TOP_LOGPROBS}"),
+    ("log-probabilities of one answer", f"{CHAT['MAX_LOGPROBS']:,}"),
     ("text of all messages", f"{MAX_CHARS:,} characters"),
     ("running requests", f"{SETTINGS['shutdown_s'].default:g} s"),
 ]
@@ -130,3 +144,8 @@ def test_the_limits_are_the_codes_own() -> None:
 
 def test_the_readme_names_every_model_command() -> None:
     assert {command.name for command in model_app.registered_commands} == set(re.findall(r"pie model (\w+)", README))
+
+
+def test_the_largest_places_of_the_chat_inferlet_hold_what_the_schema_lets_in() -> None:
+    assert CHAT["BIASES"][-1] == openai_schema.MAX_BIASES
+    assert list(CHAT["BIASES"]) == sorted(CHAT["BIASES"]) and list(CHAT["HISTORIES"]) == sorted(CHAT["HISTORIES"])
