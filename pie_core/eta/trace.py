@@ -152,9 +152,10 @@ class Trace:
             if isinstance(operand, Tensor):
                 args.append(operand)
                 continue
-            if not isinstance(operand, (int, float)):
-                fix = "; .take() gives its value" if hasattr(operand, "take") else ""
-                raise TraceError(f"{row.py or name} takes Tensors and Python numbers, got {type(operand).__name__}{fix}")
+            if hasattr(operand, "take"):
+                raise TraceError(
+                    f"{row.py or name} takes Tensors and Python numbers, got {type(operand).__name__}; .take() gives its value"
+                )
             try:
                 args.append(self.constant(operand, fixed.get(position) or dtype or _natural(operand)))
             except TraceError as error:
