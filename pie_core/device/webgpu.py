@@ -46,6 +46,7 @@ class WebGpuDevice:
         self.raw = raw
         self.map_read = gpu.MapMode.READ if map_read is None else map_read
         most = min((info.limits[name] for name in SIZE_LIMITS if name in info.limits), default=DEFAULT_BINDING_BYTES)
+        most -= most % 16  # buffers are rounded up to that
         self.kernels = KernelCache(gpu, raw, "software" if info.software else "gpu", most)
         self.epilogue_scratch = EpilogueScratch(self, most)
         self.epoch = 0  # counts destroyed buffers; a plan checks its own when this moved
