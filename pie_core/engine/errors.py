@@ -75,6 +75,26 @@ class PassFailed(EngineError):
     """The pass failed on the device: a NaN row, an id outside the vocabulary, or the step that it ran in."""
 
 
+class SavedSetError(EngineError):
+    """A working set could not be saved or opened."""
+
+
+class UnknownSavedSet(SavedSetError):
+    """Nothing is saved under this name."""
+
+
+class SavedSetMismatch(SavedSetError):
+    """The set was saved from another model, or in another layout."""
+
+
+class SavedSetDamaged(SavedSetError):
+    """What was saved is not whole any more."""
+
+
+class SavedSetsFull(SavedSetError):
+    """There is no room to save a set of this size."""
+
+
 class EngineLost(EngineError):
     """The device is gone; no pass can run on this engine any more."""
 

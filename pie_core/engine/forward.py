@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pie_core.engine.channel import Channel
-from pie_core.engine.errors import EngineError, InvalidPass, UnsupportedGeometry
+from pie_core.engine.errors import EngineError, InvalidPass
+from pie_core.engine.geometry import Geometry, check_shape
 from pie_core.engine.pass_checks import check_reads, check_tokens
 from pie_core.engine.program_info import ProgramInfo
 from pie_core.engine.runner import RunnerLimits
@@ -19,33 +20,9 @@ if TYPE_CHECKING:
     from pie_core.engine.instance import Instance
     from pie_core.engine.pipeline import Pipeline
 
-U32_END = 1 << 32
+__all__ = ["BUFFERED", "FOLDING", "ChannelUse", "Geometry", "Part", "Pass", "PassSink", "PassSpec", "check_parts"]
+
 SHORT_PASS = 16  # tokens; a pass of at most this many counts as decode and goes before prefill
-
-
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """How a pass extends and sees its working sets. `folding` freezes its tokens at once, `buffered` appends to the buffer.
-    `window` > 0 limits attention to that many last positions, `sinks` keeps the first ones visible besides."""
-
-    mode: Literal["folding", "buffered"] = "folding"
-    window: int = 0
-    sinks: int = 0
-
-    @staticmethod
-    def check(mode: object = "folding", window: object = 0, sinks: object = 0, **other: object) -> Geometry:
-        """A Geometry from untrusted fields. Raises UnsupportedGeometry for masks, trees and the like, InvalidPass for bad values."""
-        for name, value in other.items():
-            if value is not None:
-                raise UnsupportedGeometry(f"geometry field {name!r} is not supported yet; use window= and sinks=")
-        if mode not in ("folding", "buffered"):
-            raise UnsupportedGeometry(f"geometry mode {mode!r} is unknown; use 'folding' or 'buffered'")
-        for name, value in (("window", window), ("sinks", sinks)):
-            if type(value) is not int or not 0 <= value < U32_END:
-                raise InvalidPass(f"geometry {name}={value!r} must be a whole number >= 0")
-        if sinks and not window:
-            raise InvalidPass(f"geometry sinks={sinks} needs a window: without one every position is visible")
-        return Geometry("folding" if mode == "folding" else "buffered", window, sinks)  # type: ignore[arg-type]
 
 
 FOLDING = Geometry()
@@ -203,7 +180,7 @@ class Pass:
     @property
     def plain(self) -> bool:
         """Whether its tokens see all that is before them: then their ids say everything about their K and V."""
-        return not self.geometry.window
+        return not self.geometry.window and not self.geometry.shaped
 
     @property
     def to_compute(self) -> int:
@@ -298,5 +275,6 @@ def check_parts(spec: PassSpec, limits: RunnerLimits) -> list[Part]:
     if len(set(map(id, state))) != len(state):
         raise InvalidPass("state: each working set may appear once in a pass")
     per_set, counts = check_tokens(spec.tokens, len(state), limits)
+    check_shape(spec.geometry, counts)
     reads = check_reads(spec.reads, counts, spec.program is not None, limits)
     return [Part(ws, ids, n, r) for ws, ids, n, r in zip(state, per_set, counts, reads, strict=True)]

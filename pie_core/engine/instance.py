@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pie_core.engine.channel import Channel, HostRole
@@ -13,7 +14,8 @@ from pie_core.engine.errors import BudgetExceeded, EngineError, InstanceClosed, 
 from pie_core.engine.forward import Pass, PassSink, PassSpec, check_parts
 from pie_core.engine.pages import PageOwner
 from pie_core.engine.pipeline import ForkEntry, Pipeline
-from pie_core.engine.values import Value
+from pie_core.engine.saved_sets import check_name
+from pie_core.engine.values import Value, committed
 from pie_core.engine.working_set import WorkingSet, pages_for
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class Instance(PageOwner):
     other passes of its tenant (a pass can refuse by itself)."""
 
     __slots__ = (
-        "active", "age", "channels", "closed", "engine", "limits", "name", "outstanding", "pipelines", "reuse", "revivals", "root",
+        "active", "age", "busy", "channels", "closed", "engine", "limits", "name", "outstanding", "pipelines", "reuse", "revivals", "root",
         "tenant", "working_sets",
     )  # fmt: skip
 
@@ -48,6 +50,7 @@ class Instance(PageOwner):
         self.age = age
         self.closed = False
         self.outstanding = 0
+        self.busy = 0  # saves and opens that go on
         self.root = engine.cache.root(tenant)  # where the names of its pages start
         self.reuse = reuse
         self.revivals: dict[WorkingSet, Revival] = {}  # paused sets that are computed again now
@@ -96,12 +99,65 @@ class Instance(PageOwner):
         ws.order.run(run)
         return child
 
-    def commit(self, ws: WorkingSet, n: int) -> None:
-        """Freeze the first `n` buffered tokens, after the passes accepted so far."""
-        self._edit(ws, lambda: ws.commit(n))
+    def commit(self, ws: WorkingSet, what: int | Sequence[int] | Channel) -> None:
+        """Freeze buffered tokens, after the passes accepted so far. `what`: how many of the first; or their indices in the buffer from
+        the root of a tree to a leaf, then the rest is dropped; or a host-reader channel whose next cell, which is taken, says either: a
+        whole number, or indices that end where the cell does or before a negative one. Passes on `ws` accepted later wait for the cell."""
+        if isinstance(what, Channel):
+            settle = self.commit_later(ws)
+            try:
+                self.receive(what, True, settle)
+            except EngineError as error:
+                settle(None, error)
+                raise
+        else:
+            self._edit(ws, partial(self._commit, ws, what))
 
-    def discard(self, ws: WorkingSet, n: int) -> None:
-        """Drop the last `n` buffered tokens, after the passes accepted so far."""
+    def commit_later(self, ws: WorkingSet) -> Callable[[Value | None, EngineError | None], None]:
+        """`commit` by a value that is not known yet: call what this returns, once, with the value or an error."""
+        self._touch(ws)
+        ticket = ws.order.enter()
+        known: list[int | Sequence[int]] = []
+        self._edit(ws, lambda: self._commit(ws, known[0]))
+
+        def settle(value: Value | None, error: EngineError | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                known.append(committed(value))
+            except EngineError as cause:
+                ws.fail(cause, None)
+            ws.order.leave(ticket)
+
+        return settle
+
+    def _commit(self, ws: WorkingSet, what: int | Sequence[int]) -> None:
+        if isinstance(what, int):
+            ws.commit(what)
+        else:
+            runner = self.engine.runner
+            ws.commit_path(what, runner.copy_page, runner.move_slots)
+
+    def save(self, ws: WorkingSet, name: str, sink: Callable[[int | None, EngineError | None], None]) -> None:
+        """Keep the set under `name` for this tenant, as it is after the passes accepted so far; `sink` gets its tokens, or the error.
+        Raises InvalidState for a bad name."""
+        self._touch(ws)
+        check_name(name)
+        seq = self.engine.accept()
+        ws.order.run(lambda: self.engine.saved.save(self, ws, name, seq, sink))
+
+    def open(self, name: str, sink: Callable[[int | None, EngineError | None], None]) -> WorkingSet:
+        """The set that was saved as `name`; it can be used at once, `sink` gets its tokens when it is there, or the error.
+        Raises InvalidState for a bad name."""
+        check_name(name)
+        self._room()
+        ws = self.new_set(born=False)
+        self.working_sets[ws] = None
+        self.engine.saved.open(self, ws, name, sink)
+        return ws
+
+    def discard(self, ws: WorkingSet, n: int | None = None) -> None:
+        """Drop the last `n` buffered tokens, or all of them, after the passes accepted so far."""
         self._edit(ws, lambda: ws.discard(n))
 
     def truncate(self, ws: WorkingSet, length: int) -> None:
@@ -279,7 +335,7 @@ class Instance(PageOwner):
     def stuck(self) -> bool:
         """Whether no queued pass can ever run unless this instance itself does something: nothing is in flight, and every
         pipeline's next entry waits for a cell or a working set, not for pages or a turn."""
-        if not self.active or any(pipe.flying for pipe in self.pipelines):
+        if not self.active or self.busy or any(pipe.flying for pipe in self.pipelines):
             return False
         return all(waits_for_its_own(pipe.queue[0]) for pipe in self.active)
 

@@ -24,6 +24,7 @@ from pie_core.engine.predict import Guess, Predictor
 from pie_core.engine.prefix_cache import PrefixCache
 from pie_core.engine.program_info import ProgramInfo, ProgramInfos
 from pie_core.engine.runner import Runner, StepHandle
+from pie_core.engine.saved_sets import MemoryStore, SavedSets, SetStore
 from pie_core.engine.scheduler import Scheduler
 from pie_core.engine.settle import publish_pages, settle_passes
 from pie_core.engine.step import Step
@@ -55,10 +56,13 @@ class Engine:
     `open_instance` gives out Instances. `predict`: run the expected next pass of a decode loop before it is submitted (see
     predict.py); by default where the host has a core to spare while the device computes. Results are the same either way.
     `deterministic`: steps are cut by fixed sizes instead of by measured time. With a runner that is deterministic too, the same
-    passes with the same seeds give the same bits alone and in any batch.
+    passes with the same seeds give the same bits alone and in any batch. `sets`: where saved working sets are kept; by default in
+    memory, for as long as the process lives.
     """
 
-    def __init__(self, runner: Runner, *, predict: bool | None = None, deterministic: bool = False) -> None:
+    def __init__(
+        self, runner: Runner, *, predict: bool | None = None, deterministic: bool = False, sets: SetStore | None = None
+    ) -> None:
         self.runner = runner
         self.limits = runner.limits
         self.pool = PagePool(self.limits.pages)
@@ -72,6 +76,7 @@ class Engine:
         self.scheduler = Scheduler(self.limits, self.pool, self.cache, runner.copy_page, self._prefill_rows)
         self.predictor = Predictor(self.limits, self.pool, self.metrics, enabled=self.limits.spare_core if predict is None else predict)
         self.pressure = Pressure(self.scheduler, self.pool, self.predictor, self.metrics, self.instances)
+        self.saved = SavedSets(self, sets or MemoryStore())
         self.lost: EngineError | None = None
         self._infos = ProgramInfos(self.limits)
         self._linger = Linger(self.metrics)
@@ -103,6 +108,7 @@ class Engine:
         if self._task is not None:
             await self._task
         self._end(self.lost or EngineStopped("the engine was stopped"))
+        await self.saved.close()
 
     def open_instance(self, name: str, tenant: str = "", limits: InstanceLimits | None = None, *, reuse: bool = True) -> Instance:
         """What one request owns. Instances of one `tenant` share pages of equal prefixes, unless `reuse` is off. Raises EngineLost,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+from pie_core.device.move_slots import SlotMover
 from pie_core.device.protocol import LANE_ALIGN, Device, DeviceError, EpilogueSpec, Launch, Plan
+from pie_core.engine.page_io import PageIO
 from pie_core.engine.runner import ROW_WORDS, RunnerLimits, StepBatch
 from pie_core.engine.step_buffer import HEADER_WORDS, pack_step
 from pie_core.eta.program import Program
@@ -20,6 +22,7 @@ ARENA_WORDS = 1 << 18  # 1 MiB of channel cells
 RESULTS_WORDS = 1 << 16
 TABLE_WORDS = 1 << 15
 LANE_WORDS = 1 << 14
+MASK_WORDS = 1 << 16
 MIXED_PREFILL = 64  # rows a step beside decode at most, where products gain nothing from more (see pacing.py)
 EPILOGUE_PLANS = 256  # compiled epilogues kept
 
@@ -32,6 +35,8 @@ class ModelRunner:
         self.tables = tables
         self.results = device.create_buffer(4 * limits.results_words, "results")
         self._epilogues: OrderedDict[str, Plan] = OrderedDict()
+        self._mover = SlotMover(device, model.caches, model.cache_widths)
+        self._page_io = PageIO(device, model.caches, model.cache_widths)
 
     @classmethod
     def load(
@@ -60,7 +65,7 @@ class ModelRunner:
         if pages < 1:
             raise DeviceError(f"the KV pool of {kv_pool_bytes} bytes is smaller than one page of {page} bytes; raise --kv-pool-mb")
         max_tokens = device.token_buckets[-1]
-        words = HEADER_WORDS + ROW_WORDS * max_tokens + MAX_READS + TABLE_WORDS + 64 + LANE_WORDS
+        words = HEADER_WORDS + ROW_WORDS * max_tokens + MAX_READS + TABLE_WORDS + MASK_WORDS + 64 + LANE_WORDS
         if deterministic:  # each lane is aligned
             words += LANE_ALIGN // 4 * max_tokens
         tables = Tables(device.create_buffer(4 * words, "step"), device.create_buffer(4 * ARENA_WORDS, "arena"))
@@ -76,6 +81,7 @@ class ModelRunner:
             results_words=RESULTS_WORDS,
             table_words=TABLE_WORDS,
             lane_words=LANE_WORDS,
+            mask_words=MASK_WORDS,
             mixed_prefill=MIXED_PREFILL if device.info.kind == "cpu" or device.info.software else max_tokens,
             deterministic=deterministic,
             spare_core=not device.info.software,
@@ -111,6 +117,23 @@ class ModelRunner:
     def copy_page(self, src: int, dst: int) -> None:
         """Copy one KV page in every layer."""
         self.model.copy_page(src, dst)
+
+    def move_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Move KV rows between slots in every layer, in list order. Raises LimitError."""
+        self._mover.move(pairs)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one KV page of all layers."""
+        return self._page_io.page_bytes
+
+    def read_pages(self, pages: Sequence[int]) -> Awaitable[bytes]:
+        """The bytes of KV pages as of now. Awaiting raises DeviceError."""
+        return self._page_io.read(pages)
+
+    def write_pages(self, pages: Sequence[int], data: bytes | bytearray | memoryview) -> None:
+        """Fill KV pages with what `read_pages` gave, before any later step. Raises DeviceError, ValueError."""
+        self._page_io.write(pages, data)
 
     def close(self) -> None:
         """Release the device with everything on it."""

@@ -305,7 +305,7 @@ def follows(last: Pass, work: Pass) -> bool:
     part, before = work.parts[0], last.parts[0]
     if part.ws is not before.ws or part.ids is None or part.ids[0] != last.token:
         return False
-    if work.info is not last.info or work.params != last.params or work.geometry != last.geometry:
+    if work.info is not last.info or work.params != last.params or work.geometry != last.geometry or work.geometry.shaped:
         return False
     if before.reads != (before.n - 1,) * len(part.reads):
         return False

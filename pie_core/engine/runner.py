@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,6 +25,7 @@ class RunnerLimits:
     results_words: int  # u32 words of the results region of one step
     table_words: int  # page numbers of one step, all sequences together
     lane_words: int  # lane-table words of one step, each group rounded up to LANE_ALIGN bytes
+    mask_words: int = 1 << 16  # words of the mask blocks of one step
     mixed_prefill: int = 1 << 30  # token rows of prefill in a step that also decodes: bounds what a long prompt adds to everybody's token
     deterministic: bool = False  # the runner computes a row in the same way whatever else a step holds
     spare_core: bool = True  # False where the device computes on every core of the host: work beside a step then only slows the step
@@ -45,15 +46,17 @@ class EpilogueGroup:
 class StepBatch:
     """One step. `engine.step_buffer.pack_step` turns it into the words that kernels read.
 
-    rows: flat, 8 words a token in the step buffer's order: id, src, pos, slot, pages, window, sinks, 0. Here `pages` is an
-        index into `tables`; packing adds the offset at which the tables start.
+    rows: flat, 8 words a token in the step buffer's order: id, src, pos, slot, pages, window, sinks, mask. Here `pages` is an
+        index into `tables`, and `mask` one more than an index into `masks`, or 0; packing adds the offsets at which they start.
     tables: page numbers of every sequence of the step, one after another.
+    masks: mask blocks, one after another (see device/mask_block.py).
     reads: token row of each read-out; a pass's read-outs are consecutive.
     results_words: words of the results region that the lanes use, from 0 on.
     """
 
     rows: list[int] = field(default_factory=list)
     tables: list[int] = field(default_factory=list)
+    masks: list[int] = field(default_factory=list)
     n_seqs: int = 0
     reads: list[int] = field(default_factory=list)
     epilogues: list[EpilogueGroup] = field(default_factory=list)
@@ -79,7 +82,7 @@ class StepHandle(Protocol):
 
 
 class Runner(Protocol):
-    """A loaded model on a device: an ordered queue. `submit`, `write_arena` and `copy_page` take effect in call order and
+    """A loaded model on a device: an ordered queue. `submit`, writes, copies, moves and reads take effect in call order and
     return at once; the engine keeps at most two steps in flight, so results regions are double buffered."""
 
     @property
@@ -100,4 +103,22 @@ class Runner(Protocol):
 
     def copy_page(self, src: int, dst: int) -> None:
         """Copy one KV page, K and V of every layer."""
+        ...
+
+    def move_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """For each (source, target) in list order: KV slot `target` becomes what slot `source` holds by then, in every layer."""
+        ...
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one KV page, K and V of all layers."""
+        ...
+
+    def read_pages(self, pages: Sequence[int]) -> Awaitable[bytes]:
+        """The bytes of KV pages, one page after another, as they are at the call: later steps change nothing of it. Awaiting raises
+        DeviceError."""
+        ...
+
+    def write_pages(self, pages: Sequence[int], data: bytes | bytearray | memoryview) -> None:
+        """Fill KV pages with what `read_pages` gave."""
         ...

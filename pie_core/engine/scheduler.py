@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pie_core.device.protocol import PAGE_TOKENS
 from pie_core.engine.errors import ContextLengthExceeded, EngineError, InvalidPass, InvalidState, OutOfPages
 from pie_core.engine.forward import SHORT_PASS, Pass
+from pie_core.engine.geometry import check_fit
 from pie_core.engine.pages import PagePool
 from pie_core.engine.pausing import Revival
 from pie_core.engine.pipeline import ForkEntry, Pipeline
@@ -229,6 +230,8 @@ class Scheduler:
                 )
             if ws.buffered and work.geometry.mode == "folding":
                 raise InvalidState(f"a folding pass on a working set with {ws.buffered} buffered tokens: commit or discard them first")
+            if work.geometry.shaped or ws.parents is not None:
+                check_fit(work.geometry, ws, part.n, part.tail, limits)
             pages = pages_for(total)
             tables += pages
             if pages > min(pool.total, owner.max_pages):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pie_core.device.protocol import NONE, PAGE_TOKENS
 from pie_core.engine.forward import Part, Pass
+from pie_core.engine.geometry import block_words, sights
 from pie_core.engine.predict import Guess
 from pie_core.engine.program_info import ProgramInfo
 from pie_core.engine.runner import ROW_WORDS, EpilogueGroup, RunnerLimits, StepBatch
@@ -56,6 +57,11 @@ class Step:
         tables = sum(pages_for(p.ws.length + p.n - p.done) for p in work.parts if p.done < p.n)
         if len(batch.tables) + tables > limits.table_words:
             return 0
+        if work.geometry.shaped:  # of one set
+            part = work.parts[0]
+            room = min(room, (limits.mask_words - len(batch.masks)) // block_words(work.geometry, part.ws, part.n - part.done))
+            if room <= 0:
+                return 0
         left = work.to_compute
         if left <= room and self._epilogue_fits(work):
             return left
@@ -78,6 +84,8 @@ class Step:
             first_row, first_index = len(self.batch.rows) // ROW_WORDS, part.done
             if n:
                 self._rows(work, part, n, source)
+                if work.geometry.tree is not None:
+                    part.ws.grow(work.geometry.tree[part.done : part.done + n])
                 ids = part.ids[part.done : part.done + n] if part.ids is not None else None
                 part.ws.append(ids, n, plain=work.plain, freeze=freeze)
                 self.written.append((work, part.ws, part.ws.length))
@@ -131,7 +139,14 @@ class Step:
         batch.n_seqs += 1
         rows = batch.rows
         ids = part.ids
-        if ids is not None:
+        if work.geometry.shaped:
+            for k, (depth, block) in enumerate(sights(work.geometry, ws, part.done, n)):
+                slot = pages[pos // PAGE_TOKENS] * PAGE_TOKENS + pos % PAGE_TOKENS
+                what = (ids[part.done + k], NONE) if ids is not None else (0, source + k)
+                rows += (*what, depth, slot, table, window, sinks, 1 + len(batch.masks))
+                batch.masks += block
+                pos += 1
+        elif ids is not None:
             for token in ids[part.done : part.done + n]:
                 slot = pages[pos // PAGE_TOKENS] * PAGE_TOKENS + pos % PAGE_TOKENS
                 rows += (token, NONE, pos, slot, table, window, sinks, 0)

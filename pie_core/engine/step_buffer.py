@@ -37,7 +37,7 @@ def aligned_lane_words(words: int) -> int:
 
 
 def pack_step(batch: StepBatch, *, single_lanes: bool = False) -> PackedStep:
-    """Little-endian words of the whole step: header, token rows, reads, page tables, then the lanes of each group. `single_lanes`:
+    """Little-endian words of the whole step: header, token rows, reads, page tables, masks, then the lanes of each group. `single_lanes`:
     a launch for each lane, aligned like a group."""
     n_tokens, n_reads = batch.n_tokens, len(batch.reads)
     read_off = HEADER_WORDS + ROW_WORDS * n_tokens
@@ -47,8 +47,14 @@ def pack_step(batch: StepBatch, *, single_lanes: bool = False) -> PackedStep:
     first = HEADER_WORDS + 4
     for at in range(first, read_off, ROW_WORDS):
         words[at] += page_off
+    if batch.masks:
+        mask_off = page_off + len(batch.tables)
+        for at in range(first + 3, read_off, ROW_WORDS):
+            if words[at]:
+                words[at] += mask_off - 1
     words.extend(batch.reads)
     words.extend(batch.tables)
+    words.extend(batch.masks)
     groups: list[PackedGroup] = []
     for group in batch.epilogues:
         for lanes in ([lane] for lane in group.lanes) if single_lanes else (group.lanes,):

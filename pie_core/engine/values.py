@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from pie_core.engine.errors import ChannelError
+from pie_core.engine.errors import ChannelError, InvalidState
 
 DTYPES = ("f32", "i32", "u32", "bool")
 
@@ -48,6 +48,18 @@ def decode(dtype: str, shape: tuple[int, ...], words: memoryview) -> Value:
     if not shape:
         return _SCALARS[dtype](words[0])
     return Cell(dtype, shape, words.tobytes())
+
+
+def committed(value: Value | None) -> int | list[int]:
+    """What a value of the device says to commit: a count, or a path of indices that ends before the first negative one. Raises
+    InvalidState."""
+    if type(value) is int:
+        return value
+    if isinstance(value, Cell) and len(value.shape) == 1 and value.dtype in ("i32", "u32"):
+        path = memoryview(value.data).cast("i").tolist()  # a u32 of 2^31 and more ends it too
+        return path[: next((k for k, at in enumerate(path) if at < 0), len(path))]
+    got = f"{value.dtype}{list(value.shape)}" if isinstance(value, Cell) else repr(value)
+    raise InvalidState(f"commit: the value {got:.60} says neither how many tokens nor which: use a whole number, or a vector of i32 or u32")
 
 
 def pack_words(words: Iterable[int], count: int, what: str) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pie_core.device.protocol import PAGE_TOKENS
-from pie_core.engine.errors import EngineError, InvalidState
+from pie_core.engine.errors import EngineError, InvalidState, OutOfPages
 from pie_core.engine.order import Ordered
 from pie_core.engine.pages import PageOwner, PagePool
 from pie_core.engine.prefix_cache import PrefixCache
@@ -59,6 +59,7 @@ class WorkingSet:
         "number",
         "order",
         "pages",
+        "parents",
         "paused",
         "pipe",
         "public",
@@ -79,6 +80,7 @@ class WorkingSet:
         self.pages: list[int] = []
         self.frozen = 0
         self.length = 0
+        self.parents: list[int] | None = None  # in the buffer, where it is a tree; None: each token follows the one before
         self.recipe = Recipe()
         self.chain: list[bytes] = []  # names of the leading full pages, as far as anybody asked
         self.cuts = 0  # times that tokens were taken away
@@ -105,6 +107,14 @@ class WorkingSet:
     def buffered(self) -> int:
         """Tokens in the buffer."""
         return self.length - self.frozen
+
+    def tree(self) -> list[int]:
+        """The parent of each buffered token: an index in the buffer, -1 for the end of the frozen prefix."""
+        return self.parents if self.parents is not None else list(range(-1, self.buffered - 1))
+
+    def grow(self, parents: Sequence[int]) -> None:
+        """`parents` are those of tokens that are about to be appended to the buffer."""
+        self.parents = [*self.tree(), *parents]
 
     def steady(self) -> bool:
         """Whether nothing accepted is still to happen to the set, and nothing has failed."""
@@ -227,6 +237,10 @@ class WorkingSet:
         """Cut back to `length` tokens, `frozen` of them frozen."""
         self.length, self.frozen = length, frozen
         self.cuts += 1
+        self.fork_points = {p for p in self.fork_points if p <= length}
+        if self.parents is not None:
+            del self.parents[length - frozen :]
+            self.parents = self.parents or None
         if length <= self.public:
             self.public = EVERYTHING
         self._trim()
@@ -241,11 +255,21 @@ class WorkingSet:
         child.named, child.public = min(self.named, length // PAGE_TOKENS), self.public
         self._pool.share(child.pages, child._owner)
         child.length, child.frozen = length, self.frozen
+        child.parents = list(self.parents) if buffer and self.parents is not None else None
         child.last_step = self.last_step  # a copy of the partial page must come after the step that writes the parent's tokens
         child.fork_points = {length}
         child.inherited = [w for w in (*self.inherited, *self.writers) if not w.ended]
         self.fork_points.add(length)
         child.be_born()
+
+    def reopen(self, pages: list[int] | None, length: int, frozen: int, parents: Sequence[int] | None, recipe: Recipe) -> None:
+        """Be a set that was saved: with `pages` that hold it, or None: to be computed again from `recipe` before its next pass."""
+        self.pages = pages or []
+        self.paused = pages is None and length > 0
+        self.length, self.frozen, self.recipe = length, frozen, recipe
+        self.parents = list(parents) if parents is not None else None
+        self.public = 0 if pages else self.public  # what a file says is not shared with others
+        self.fork_points = {length}
 
     def be_born(self) -> None:
         """The fork has happened (or failed, see `error`): operations that waited for it run."""
@@ -255,10 +279,49 @@ class WorkingSet:
     def commit(self, n: int) -> None:
         """Freeze the first `n` buffered tokens. Raises InvalidState."""
         self._check_buffer("commit", n)
+        if self.parents is not None and n:
+            for k, parent in enumerate(self.parents):
+                if parent != k - 1 if k < n else parent < n - 1:
+                    raise InvalidState(
+                        f"commit({n}): the buffer is a tree, and its token {k} does not continue the {min(k, n)} before it (its parent is "
+                        f"{parent}): commit a path of indices instead, or discard what branches off",
+                        parent=parent,
+                    )
+            self.parents = [parent - n for parent in self.parents[n:]] or None
         self.frozen += n
 
-    def discard(self, n: int) -> None:
-        """Drop the last `n` buffered tokens. Raises InvalidState."""
+    def commit_path(
+        self, path: Sequence[int], copy_page: Callable[[int, int], None], move_slots: Callable[[Sequence[tuple[int, int]]], None]
+    ) -> None:
+        """Freeze the buffered tokens of `path`, indices in the buffer from a root to a leaf, and drop the others. Their rows move to the
+        slots that follow the prefix: a token's position is its depth, so that it fits there. Raises InvalidState, OutOfPages."""
+        parents, before = self.tree(), -1
+        for k, at in enumerate(path):
+            if not 0 <= at < len(parents):
+                raise InvalidState(f"commit: path[{k}] = {at} is not in the buffer of {len(parents)} tokens", buffered=len(parents))
+            if parents[at] != before:
+                raise InvalidState(
+                    f"commit: path[{k}] = {at} does not follow {'the frozen prefix' if before < 0 else f'token {before}'}: "
+                    f"its parent is {parents[at]}",
+                    parent=parents[at],
+                )
+            before = at
+        moved = [(self.frozen + at, self.frozen + k) for k, at in enumerate(path) if at != k]
+        if moved:
+            self._own(sorted({target // PAGE_TOKENS for _, target in moved}), copy_page)
+            pages = self.pages
+            move_slots([(pages[a // PAGE_TOKENS] * PAGE_TOKENS + a % PAGE_TOKENS, pages[b // PAGE_TOKENS] * PAGE_TOKENS + b % PAGE_TOKENS)
+                        for a, b in moved])  # fmt: skip
+            known = moved[0][1]  # behind it the recipe speaks of other tokens
+            self.recipe.cut(known)
+            self.recipe.extend_unknown(self.frozen + len(path) - known, pending=False)
+            self.chain = self.chain[: known // PAGE_TOKENS]
+        end = self.frozen + len(path)
+        self.restore(end, end)
+
+    def discard(self, n: int | None = None) -> None:
+        """Drop the last `n` buffered tokens, or all of them. Raises InvalidState."""
+        n = self.buffered if n is None else n
         self._check_buffer("discard", n)
         self.restore(self.length - n, self.frozen)
 
@@ -273,7 +336,6 @@ class WorkingSet:
                 frozen=self.frozen,
             )
         self.restore(length, min(self.frozen, length))
-        self.fork_points = {p for p in self.fork_points if p <= length}
 
     def fail(self, cause: EngineError, until: int | None) -> None:
         """Fail the uses of this set by passes accepted up to number `until` (None: all) with `cause`."""
@@ -307,6 +369,26 @@ class WorkingSet:
             extra = self.pages[keep:]
             del self.pages[keep:]
             self._pool.release(extra, self._owner)
+
+    def _own(self, places: Sequence[int], copy_page: Callable[[int, int], None]) -> None:
+        """Make the pages at `places` of the table ones that may be written. Raises OutOfPages; nothing has changed then."""
+        pool, owner = self._pool, self._owner
+        shared = [at for at in places if pool.refs(self.pages[at]) > 1]
+        room = min(pool.free, owner.max_pages - owner.pages)
+        if len(shared) > room:
+            raise OutOfPages(
+                f"commit: {len(shared)} pages of the path are shared with a fork and must be copied, and {max(0, room)} are free",
+                needed=len(shared),
+                free=room,
+            )
+        for at in places:
+            old = self.pages[at]
+            if at in shared:
+                self.pages[at] = pool.allocate(owner)
+                copy_page(old, self.pages[at])
+                pool.release((old,), owner)
+            elif pool.named(old):
+                self._cache.forget(old)
 
     def _check_buffer(self, verb: str, n: int) -> None:
         if not 0 <= n <= self.buffered:

@@ -11,7 +11,7 @@ import hashlib
 import math
 import struct
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from pie_core.codegen.layout import CHAN_WORDS, FIXED, lane_layout
@@ -29,7 +29,7 @@ def limits(**changes: int) -> RunnerLimits:
     """Small limits; `changes` by field name."""
     fields = {
         "max_tokens": 32, "max_reads": 16, "context": 512, "pages": 64, "vocab": VOCAB, "hidden": HIDDEN,
-        "arena_words": 4096, "results_words": 2048, "table_words": 1024, "lane_words": 4096,
+        "arena_words": 4096, "results_words": 2048, "table_words": 1024, "lane_words": 4096, "mask_words": 1024,
     }  # fmt: skip
     return RunnerLimits(**(fields | changes))
 
@@ -84,9 +84,11 @@ class FakeRunner:
         self.batches: list[StepBatch] = []
         self.handles: list[FakeHandle] = []
         self.copies: list[tuple[int, int]] = []
+        self.moves: list[tuple[int, int]] = []
         self.prepared: list[str] = []
         self.fail_submit: Callable[[StepBatch], Exception | None] = lambda batch: None
         self.fail_results: Callable[[StepBatch], Exception | None] = lambda batch: None
+        self.fail_read: Exception | None = None
         self.hold = False  # results wait for `release`
         self.bad_programs: set[str] = set()
 
@@ -108,6 +110,34 @@ class FakeRunner:
         for k in range(PAGE_TOKENS):
             if src * PAGE_TOKENS + k in self.kv:
                 self.kv[dst * PAGE_TOKENS + k] = self.kv[src * PAGE_TOKENS + k]
+
+    def move_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for source, target in pairs:
+            self.moves.append((source, target))
+            self.kv[target] = self.kv[source]
+
+    @property
+    def page_bytes(self) -> int:
+        return 8 * PAGE_TOKENS
+
+    def read_pages(self, pages: Sequence[int]) -> Awaitable[bytes]:
+        words = array("I")
+        for page in pages:
+            for slot in range(page * PAGE_TOKENS, (page + 1) * PAGE_TOKENS):
+                words.extend(self.kv.get(slot) or (NONE, NONE))
+        return self._later(words.tobytes())
+
+    async def _later(self, data: bytes) -> bytes:
+        await asyncio.sleep(self.delay)
+        if self.fail_read is not None:
+            raise self.fail_read
+        return data
+
+    def write_pages(self, pages: Sequence[int], data: bytes | bytearray | memoryview) -> None:
+        words = memoryview(data).cast("I")
+        for k in range(len(pages) * PAGE_TOKENS):
+            token, pos = words[2 * k], words[2 * k + 1]
+            self.kv[pages[k // PAGE_TOKENS] * PAGE_TOKENS + k % PAGE_TOKENS] = (token, pos) if token != NONE else None
 
     def submit(self, batch: StepBatch) -> FakeHandle:
         self._check(batch)
@@ -132,6 +162,7 @@ class FakeRunner:
         assert 0 < batch.n_tokens <= limits_.max_tokens
         assert len(batch.reads) <= limits_.max_reads
         assert len(batch.tables) <= limits_.table_words
+        assert len(batch.masks) <= limits_.mask_words
         assert batch.results_words <= limits_.results_words
         assert all(0 <= page < limits_.pages for page in batch.tables)
         slots = batch.rows[3::8]
@@ -142,14 +173,17 @@ class FakeRunner:
         step = array("I", bytes(packed.data))
         n_tokens, n_reads, _, token_off, read_off = step[:5]
         rows = [step[token_off + 8 * i : token_off + 8 * i + 8] for i in range(n_tokens)]
-        for word, src, pos, slot, pages, *_ in rows:
+        for word, src, pos, slot, pages, _, _, mask in rows:
             token = self.arena[src] if src != NONE else word
-            assert step[pages + pos // PAGE_TOKENS] * PAGE_TOKENS + pos % PAGE_TOKENS == slot, "two statements of a slot"
+            place = step[mask + 1] - 1 if mask else pos
+            assert step[pages + place // PAGE_TOKENS] * PAGE_TOKENS + place % PAGE_TOKENS == slot, "two statements of a slot"
             self.kv[slot] = (token, pos) if token < self._limits.vocab else None
         readouts: list[int | None] = []
         for r in range(n_reads):
-            _, _, pos, _, pages, window, sinks, _ = rows[step[read_off + r]]
-            visible = [p for p in range(pos + 1) if not window or p > pos - window or p < sinks]
+            _, _, pos, _, pages, window, sinks, mask = rows[step[read_off + r]]
+            first, count = step[mask : mask + 2] if mask else (pos + 1, pos + 1)
+            visible = [p for p in range(first) if not window or p > pos - window or p < sinks]
+            visible += [p for p in range(first, count) if step[mask + 2 + (p - first) // 32] >> (p - first) % 32 & 1]
             seen = [self.kv.get(step[pages + p // PAGE_TOKENS] * PAGE_TOKENS + p % PAGE_TOKENS) for p in visible]
             readouts.append(None if None in seen else answer([cell for cell in seen if cell is not None]))
         results = array("I", [0xDEADBEEF]) * batch.results_words

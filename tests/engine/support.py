@@ -63,9 +63,9 @@ async def decode(inst: Instance, prompt: Sequence[int], n: int, ws: WorkingSet |
 
 
 @asynccontextmanager
-async def running(runner: FakeRunner, *, predict: bool = True) -> AsyncIterator[Engine]:
+async def running(runner: FakeRunner, *, predict: bool = True, deterministic: bool = False) -> AsyncIterator[Engine]:
     """A started engine; at the end nothing may be left over."""
-    engine = Engine(runner, predict=predict)
+    engine = Engine(runner, predict=predict, deterministic=deterministic)
     engine.start()
     try:
         yield engine

@@ -81,12 +81,13 @@ def test_the_linger_is_bounded_and_learns() -> None:
 
 async def test_decode_goes_before_prefill() -> None:
     runner = FakeRunner(limits(max_tokens=8))
-    async with running(runner) as engine:
+    ids = [k % 80 for k in range(480)]
+    async with running(runner, deterministic=True) as engine:
         long, short = engine.open_instance("long"), engine.open_instance("short")
-        first = long.submit(long.pipeline(), greedy(list(range(64)), long.working_set()))[0]
+        first = long.submit(long.pipeline(), greedy(ids, long.working_set()))[0]
         assert await decode(short, [5], 6) == generate([5], 6)
         assert not first.done(), "the prompt takes what the decode leaves"
-        assert await first == reference(list(range(64)))
+        assert await first == reference(ids)
         mixed = [b for b in runner.batches if len(b.reads) == 1 and b.n_tokens == 8]
         assert len(mixed) >= 5 and all(b.rows[2] < 6 for b in mixed), "the decode row comes first"
         long.close()

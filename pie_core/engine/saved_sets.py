@@ -1,0 +1,199 @@
+"""Saved working sets: their pages are read back from the device and kept under a name, and fill fresh pages when they are opened."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pie_core.device.protocol import DeviceError
+from pie_core.engine.errors import EngineError, InvalidState, OutOfPages, PassFailed, SavedSetMismatch, SavedSetsFull, UnknownSavedSet
+from pie_core.engine.recipe import Recipe
+from pie_core.engine.working_set import WorkingSet, pages_for
+
+if TYPE_CHECKING:
+    from pie_core.engine.instance import Instance
+    from pie_core.engine.loop import Engine
+
+_logger = logging.getLogger(__name__)
+
+MEMORY_CAP = 256 << 20  # bytes of sets that are kept in memory
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+Sink = Callable[[int | None, EngineError | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a working set was: lengths in tokens, `parents` of a buffer that is a tree, the recipe, and the bytes of its pages in the
+    order of the table (none where the recipe alone tells how to compute them)."""
+
+    length: int
+    frozen: int
+    parents: tuple[int, ...] | None
+    ids: tuple[int, ...]
+    known: int
+    kv: bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that keeping it takes, about."""
+        return len(self.kv) + 8 * len(self.ids) + 256
+
+
+class SetStore(Protocol):
+    """Where snapshots are kept, by tenant and name. One tenant never sees another's."""
+
+    async def put(self, tenant: str, name: str, snapshot: Snapshot) -> None:
+        """Keep it, instead of an earlier one of this name. Raises SavedSetsFull."""
+        ...
+
+    async def get(self, tenant: str, name: str) -> Snapshot:
+        """Raises UnknownSavedSet, SavedSetMismatch, SavedSetDamaged."""
+        ...
+
+
+class MemoryStore:
+    """Within the process only: at most `cap` bytes, those not used for longest go first."""
+
+    def __init__(self, cap: int = MEMORY_CAP) -> None:
+        self._cap = cap
+        self._bytes = 0
+        self._sets: OrderedDict[tuple[str, str], Snapshot] = OrderedDict()
+
+    async def put(self, tenant: str, name: str, snapshot: Snapshot) -> None:
+        """Keep it. Raises SavedSetsFull when it alone is over the cap."""
+        check_size(name, snapshot.nbytes, self._cap)
+        before = self._sets.pop((tenant, name), None)
+        self._bytes += snapshot.nbytes - (before.nbytes if before is not None else 0)
+        self._sets[tenant, name] = snapshot
+        while self._bytes > self._cap:
+            _, gone = self._sets.popitem(last=False)
+            self._bytes -= gone.nbytes
+
+    async def get(self, tenant: str, name: str) -> Snapshot:
+        """Raises UnknownSavedSet."""
+        snapshot = self._sets.get((tenant, name))
+        if snapshot is None:
+            raise unknown(name)
+        self._sets.move_to_end((tenant, name))
+        return snapshot
+
+
+def check_name(name: object) -> str:
+    """The name of a saved set, if it is one. Raises InvalidState."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidState(f"a saved set cannot be named {name!r:.120}: use 1 to 100 letters, digits, '_', '-' and '.', not '.' first")
+    return name
+
+
+def check_size(name: str, size: int, cap: int) -> None:
+    """Raises SavedSetsFull when a set of `size` bytes can never be kept."""
+    if size > cap:
+        raise SavedSetsFull(f"the working set {name!r} takes {size} bytes, all saved ones together may have {cap}", needed=size, cap=cap)
+
+
+def unknown(name: str) -> UnknownSavedSet:
+    """The error of a name that nothing is kept under."""
+    return UnknownSavedSet(f"no working set is saved as {name!r}: it never was, or it had to make room for later ones")
+
+
+class SavedSets:
+    """Saves and opens the working sets of one engine. Reads, files and writes go on beside the steps."""
+
+    def __init__(self, engine: Engine, store: SetStore) -> None:
+        self._engine = engine
+        self._store = store
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """End what goes on; whoever waits has been told by then, or is gone."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def save(self, instance: Instance, ws: WorkingSet, name: str, seq: int, sink: Sink) -> None:
+        """Keep what `ws` is now; `sink` gets its tokens. The pages are read as they are at this call."""
+        cause = ws.failure(seq)
+        if cause is not None or ws.dropped:
+            sink(None, cause or InvalidState("save: the working set was dropped"))
+            return
+        recipe, length, pages = ws.recipe, ws.length, list(ws.pages)
+        parents = tuple(ws.parents) if ws.parents is not None else None
+        empty = Snapshot(length, ws.frozen, parents, tuple(recipe.ids), recipe.known, b"")
+        reading = self._engine.runner.read_pages(pages) if pages else None  # a paused set has a recipe instead
+
+        async def keep() -> int:
+            kv = await reading if reading is not None else b""
+            failed = ws.failure(seq) if not instance.closed else None  # a pass that it was forked behind may have failed since
+            if failed is not None:
+                raise failed
+            kept = Snapshot(empty.length, empty.frozen, empty.parents, empty.ids, empty.known, kv)
+            await self._store.put(instance.tenant, name, kept)
+            return length
+
+        self._go(instance, keep(), sink)
+
+    def open(self, instance: Instance, ws: WorkingSet, name: str, sink: Sink) -> None:
+        """Make `ws`, not born yet, what was saved as `name`; `sink` gets its tokens. A fault is every use's of the set."""
+
+        async def fill() -> int:
+            try:
+                snapshot = await self._store.get(instance.tenant, name)
+                if not ws.dropped:
+                    self._fill(instance, ws, name, snapshot)
+            except EngineError as error:
+                ws.fail(error, None)
+                raise
+            finally:
+                if not ws.dropped:
+                    ws.be_born()
+            return snapshot.length
+
+        self._go(instance, fill(), sink)
+
+    def _fill(self, instance: Instance, ws: WorkingSet, name: str, snapshot: Snapshot) -> None:
+        engine = self._engine
+        pool, runner, length = engine.pool, engine.runner, snapshot.length
+        need = pages_for(length)
+        covered = snapshot.known >= length and snapshot.parents is None
+        if length > engine.limits.context or (snapshot.kv and len(snapshot.kv) != need * runner.page_bytes) or not (snapshot.kv or covered):
+            raise SavedSetMismatch(
+                f"the working set {name!r} of {length} tokens and {len(snapshot.kv)} bytes was saved from another model: pages of this one "
+                f"have {runner.page_bytes} bytes, its context {engine.limits.context} tokens"
+            )
+        room = min(pool.free, instance.max_pages - instance.pages)
+        if need > room and (not covered or need > min(pool.total, instance.max_pages)):
+            raise OutOfPages(f"the working set {name!r} needs {need} KV pages, {max(0, room)} are free", needed=need, free=room)
+        if snapshot.kv and need <= room:
+            pages = [pool.allocate(instance) for _ in range(need)]
+            runner.write_pages(pages, snapshot.kv)
+            ws.reopen(pages, length, snapshot.frozen, snapshot.parents, Recipe(snapshot.ids, snapshot.known))
+        else:  # to be computed again, like a set that was paused
+            ws.reopen(None, length, snapshot.frozen, None, Recipe(snapshot.ids, snapshot.known))
+
+    def _go(self, instance: Instance, work: Coroutine[Any, Any, int], sink: Sink) -> None:
+        instance.busy += 1
+
+        async def run() -> None:
+            tokens, error = None, None
+            try:
+                tokens = await work
+            except EngineError as cause:
+                error = cause
+            except DeviceError as cause:
+                error = PassFailed(f"the device failed to read or write the pages of a saved set: {cause}")
+            except Exception as cause:  # a fault of our own: whoever awaits this must be told
+                _logger.exception("saving or opening a working set failed")
+                error = PassFailed(f"saving or opening a working set failed: {type(cause).__name__}")
+            finally:
+                instance.busy -= 1
+            sink(tokens, error)
+            self._engine.poke()
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
