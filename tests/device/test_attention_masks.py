@@ -385,3 +385,18 @@ async def test_more_than_a_webgpu_kernel_may_loop_over_is_a_nan_row(opened: Any,
     want = oracles.attention(step, case.q, (case.kv[0], case.kv[1]), KV_HEADS, SCALE)
     np.testing.assert_allclose(got[0], want[0], rtol=0, atol=5e-6 * float(np.abs(want).max()))
     assert np.isnan(got[1]).all()
+
+
+@pytest.mark.parametrize(("opened", "most"), [(lavapipe, 131_072), (as_gpu, 49_152)])
+async def test_the_most_keys_within_the_loop_bound_of_a_software_adapter(opened: Any, most: int) -> None:
+    """Every bit of the longest mask gives what no mask gives; nothing is cut off. Then its ends alone."""
+    rng = np.random.default_rng(2)
+    case = Case(rng, (most,), head_dim=4)
+    case.q = np.concatenate([case.q, case.q])
+    tokens = [Token(pos=most - 1), Token(pos=most - 1, mask=Mask(0, most, range(most)))]
+    plain, masked = await attend(opened(), case.step(tokens), case.q, case.kv)
+    np.testing.assert_array_equal(masked, plain)
+    assert np.abs(plain - oracles.attention(case.step(tokens[:1]), case.q[:1], (case.kv[0], case.kv[1]), KV_HEADS, SCALE)[0]).max() < 1e-5
+    step = case.step([Token(pos=most - 1, mask=Mask(0, most, [0, most - 1]))])
+    want = oracles.attention(step, case.q[:1], (case.kv[0], case.kv[1]), KV_HEADS, SCALE)
+    assert np.abs(await attend(opened(), step, case.q[:1], case.kv) - want).max() < 1e-5
