@@ -26,12 +26,12 @@ async def open_device(kind: Kind) -> Device:
     return await open_named(kind)
 
 
-async def load_runner(kind: Kind, path: Path | str, *, kv_pool_mb: int = 64) -> ModelRunner:
+async def load_runner(kind: Kind, path: Path | str, *, kv_pool_mb: int = 64, deterministic: bool = False) -> ModelRunner:
     """A checkpoint on a fresh device."""
     device = await open_device(kind)
     checkpoint = open_gguf(path)
     try:
-        return ModelRunner.load(device, checkpoint, kv_pool_bytes=kv_pool_mb << 20)
+        return ModelRunner.load(device, checkpoint, kv_pool_bytes=kv_pool_mb << 20, deterministic=deterministic)
     except BaseException:
         device.close()
         raise
@@ -40,9 +40,9 @@ async def load_runner(kind: Kind, path: Path | str, *, kv_pool_mb: int = 64) -> 
 
 
 @asynccontextmanager
-async def running_engine(kind: Kind, path: Path | str, *, kv_pool_mb: int = 64) -> AsyncIterator[Engine]:
+async def running_engine(kind: Kind, path: Path | str, *, kv_pool_mb: int = 64, deterministic: bool = False) -> AsyncIterator[Engine]:
     """A started engine; stopped and closed at the end."""
-    runner = await load_runner(kind, path, kv_pool_mb=kv_pool_mb)
+    runner = await load_runner(kind, path, kv_pool_mb=kv_pool_mb, deterministic=deterministic)
     engine = Engine(runner)
     engine.start()
     try:
