@@ -60,6 +60,18 @@ class NullRunner:
     def copy_page(self, src: int, dst: int) -> None:
         """Nothing to copy."""
 
+    def move_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Nothing to move."""
+
+    page_bytes = 1
+
+    async def read_pages(self, pages: Sequence[int]) -> bytes:
+        """A byte a page."""
+        return bytes(len(pages))
+
+    def write_pages(self, pages: Sequence[int], data: bytes | bytearray | memoryview) -> None:
+        """Nothing to write."""
+
 
 async def loop(inst: Instance, program: Program, steps: int) -> None:
     """A greedy loop."""

@@ -57,7 +57,7 @@ class CompiledModel:
             (device.create_buffer(4 * rows * width, f"k{i}"), device.create_buffer(4 * rows * width, f"v{i}"))  # [pages*16, width]
             for i, width in enumerate(graph.cache_widths)
         ]
-        self._cache_widths = graph.cache_widths
+        self.cache_widths = graph.cache_widths
         self.logits = self._acts[self._lowered.outputs["logits"]]
         self.hidden = self._acts[self._lowered.outputs["hidden"]]
 
@@ -94,7 +94,7 @@ class CompiledModel:
 
     def copy_page(self, src: int, dst: int) -> None:
         """Copy one KV page of every layer."""
-        for (k, v), width in zip(self.caches, self._cache_widths, strict=True):
+        for (k, v), width in zip(self.caches, self.cache_widths, strict=True):
             size = 4 * PAGE_TOKENS * width
             self.device.copy(k, src * size, k, dst * size, size)
             self.device.copy(v, src * size, v, dst * size, size)

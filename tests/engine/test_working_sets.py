@@ -244,13 +244,13 @@ async def test_wrong_handles_are_refused() -> None:
         two.close()
 
 
-@pytest.mark.parametrize("fields", [{"mode": "tree"}, {"mode": "folding", "mask": 1}, {"mode": "folding", "tree": [1]}])
+@pytest.mark.parametrize("fields", [{"mode": "tree"}, {"mode": "folding", "graph": 1}, {"mode": "folding", "tree": [1]}])
 def test_unsupported_geometry(fields: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedGeometry):
         Geometry.check(**fields)
 
 
-@pytest.mark.parametrize("fields", [{"window": -1}, {"window": 1.5}, {"sinks": 2}, {"window": True}])
+@pytest.mark.parametrize("fields", [{"window": -1}, {"window": 1.5}, {"sinks": 2}, {"window": True}, {"mask": 1}])
 def test_bad_geometry(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidPass):
         Geometry.check("folding", **fields)
