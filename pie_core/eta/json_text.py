@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
+from array import array
+from itertools import accumulate
 from typing import Any
 
 MAX_NESTING = 200
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _OTHERS = re.compile(r"[^\[\]{}]+")
+_DEPTH = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # +1 and -1 as signed bytes
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -26,12 +29,8 @@ def loads(text: str, *, unique: bool = False) -> Any:
 
 
 def _too_deep(text: str) -> bool:
-    depth = 0
-    for bracket in _OTHERS.sub("", _STRINGS.sub("", text)):
-        depth += 1 if bracket in "[{" else -1
-        if depth > MAX_NESTING:
-            return True
-    return False
+    brackets = _OTHERS.sub("", _STRINGS.sub("", text)).encode("ascii")
+    return max(accumulate(array("b", brackets.translate(_DEPTH))), default=0) > MAX_NESTING
 
 
 def _check_text(value: Any) -> None:

@@ -152,6 +152,7 @@ class Author:
         """Places in 0..n-1, mostly: i32 may be negative, u32 huge, both too large."""
         count = int(np.prod(shape)) if shape else 1
         flat = (F["iota"](count) * self.pick.choice((1, 3, 7)) + self.pick.randrange(4)) % (n + self.pick.choice((0, 0, 1, 3)))
+        flat = flat // 2 if self.pick.random() < 0.3 else flat  # places that come twice
         flat = flat - 1 if self.pick.random() < 0.3 else flat
         flat = flat.cast("i32") if self.pick.random() < 0.5 else flat
         return F["reshape"](flat, shape)
