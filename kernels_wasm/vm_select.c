@@ -1,10 +1,11 @@
 // Selection without sorting: the k-th greatest key of a row, where the mass of a row passes a bound, and the k greatest elements.
 //
 // Keys are narrowed digit by digit with histograms. Before that a bound that the wanted key cannot be below is found by plain SIMD, so the
-// histograms see few elements: from the greatest keys of groups (ranks), or from the mean of the mass to spare (masses).
+// histograms see few elements: from the greatest keys of groups (ranks), or from the mean of the mass to spare (masses). Few elements are
+// sorted instead.
 #include "vm.h"
 
-enum { DIGITS = 2048, GROUPS = 2048, LIST = GROUPS / 2, FEW = GROUPS / 4, SHORT_ROW = 128, SHORT_LIST = 256 };
+enum { DIGITS = 2048, GROUPS = 2048, LIST = GROUPS / 2, FEW = GROUPS / 4, SHORT = 256 };
 
 // Calls EACH(key, index) for the elements whose key is at least `low`, in index order.
 #define EACH_FROM(x, n, kind, low, EACH)                                                                              \
@@ -89,7 +90,7 @@ void vm_pivot_rank(const VmArgs *x) {
     if (k) {
       uint32_t low = rank_bound(row, n, kind, k, work);
       uint64_t *list = (uint64_t *)(void *)(work + DIGITS);
-      uint32_t count = low || n <= SHORT_ROW ? gather_from(row, n, kind, low, list) : LIST + 1;
+      uint32_t count = low || n <= SHORT ? gather_from(row, n, kind, low, list) : LIST + 1;
       if (count <= LIST) {
         sort_u64_desc(list, count);
         key = (uint32_t)(list[k - 1] >> 32);
@@ -138,7 +139,7 @@ static void add_masses(const uint32_t *row, uint32_t n, int32_t cut, uint32_t pr
   }
 }
 
-// The elements with a mass over `cut` in descending order, as bits and index; more than SHORT_LIST when there are more.
+// The elements with a mass over `cut` in descending order, as bits and index; more than SHORT when there are more.
 static uint32_t short_list(const uint32_t *row, uint32_t n, int32_t cut, uint64_t *list) {
   uint32_t count = 0;
   v128_t bound = wasm_i32x4_splat(cut);
@@ -147,7 +148,7 @@ static uint32_t short_list(const uint32_t *row, uint32_t n, int32_t cut, uint64_
     if (n - i < 4) hit = wasm_v128_and(hit, first_lanes(n - i));
     uint32_t hits = wasm_i32x4_bitmask(hit);
     for (; hits; hits &= hits - 1) {
-      if (count == SHORT_LIST) return SHORT_LIST + 1;
+      if (count == SHORT) return SHORT + 1;
       uint32_t at = i + (uint32_t)__builtin_ctz(hits);
       list[count++] = key_and_index(row[at], at);
     }
@@ -179,7 +180,7 @@ static void mass_row(const uint32_t *row, uint32_t n, uint32_t target, uint64_t 
   // Elements of at most this mass have a sum of at most total - target: the bound is passed before them.
   int32_t cut = (int32_t)((total - target) / n);
   uint32_t few = short_list(row, n, cut, bins);
-  if (few <= SHORT_LIST) {
+  if (few <= SHORT) {
     uint32_t i = 0;
     while (before += mass_of((uint32_t)(bins[i] >> 32)), before < target) i++;
     out[0] = (uint32_t)(bins[i] >> 32) | 0x80000000u, out[1] = ~(uint32_t)bins[i];
@@ -211,7 +212,7 @@ void vm_pivot_mass(const VmArgs *x) {
 static const uint64_t *top_of_row(const uint32_t *row, uint32_t n, uint32_t k, KeyKind kind, uint32_t *work) {
   uint32_t low = rank_bound(row, n, kind, k, work), greater;
   uint64_t *list = (uint64_t *)(void *)(work + DIGITS);
-  uint32_t count = low || n <= LIST ? gather_from(row, n, kind, low, list) : LIST + 1;
+  uint32_t count = low || n <= SHORT ? gather_from(row, n, kind, low, list) : LIST + 1;
   if (count <= LIST) {
     sort_u64_desc(list, count);
     return list;
