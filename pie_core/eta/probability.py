@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from pie_core.eta.errors import TraceError
-from pie_core.eta.functions import TABLE_FUNCTIONS, broadcast, rng_gumbel, rng_normal, rng_uniform
+from pie_core.eta.functions import TABLE_FUNCTIONS, broadcast, iota, rng_gumbel, rng_normal, rng_uniform
 from pie_core.eta.rules import show
 from pie_core.eta.tensor import Scalar, Tensor
+from pie_core.eta.trace import active_trace
 
 exp, log, sqrt, maximum, select, reduce_sum, reduce_max, reduce_argmax = (
     TABLE_FUNCTIONS[name] for name in ("exp", "log", "sqrt", "maximum", "select", "reduce_sum", "reduce_max", "reduce_argmax")
@@ -87,4 +88,14 @@ def normal(state: Tensor, *shape: int) -> Tensor:
     return rng_normal(state, shape)
 
 
-FUNCTIONS = (softmax, log_softmax, l2norm, masked, masked_argmax, gumbel_max, entropy, uniform, normal)
+def rng_state(key: Tensor | int, counter: Tensor | int) -> Tensor:
+    """The state u32[2] = [key, counter] of two u32 scalars: random numbers that depend on a token or a position, as a watermark needs."""
+    trace = active_trace("rng_state")
+    parts = [x if isinstance(x, Tensor) else trace.constant(x, "u32") for x in (key, counter)]
+    for x in parts:
+        if x.type != ("u32", ()):
+            raise TraceError(f"rng_state takes two u32 scalars, got {show(x.type)}; x.cast('u32') first")
+    return select(iota(2) == 0, *parts)
+
+
+FUNCTIONS = (softmax, log_softmax, l2norm, masked, masked_argmax, gumbel_max, entropy, uniform, normal, rng_state)

@@ -284,6 +284,8 @@ REFUSED = [
     (lambda: F["entropy_temperature"](row(), 1.0, 1.0, 2.0), "base lies between 0 and 1"),
     (lambda: F["causal_mask"](F["iota"](3), row()), r"causal_mask takes keys as positions u32 \[n\], got f32\[300\]"),
     (lambda: F["causal_mask"](3, F["iota"](3)), r"takes queries as positions u32 \[n\], got int"),
+    (lambda: F["rng_state"](row(), 3), r"rng_state takes two u32 scalars, got f32\[300\]"),
+    (lambda: F["rng_state"](-1, 3), "constant -1 does not fit u32"),
     (lambda: F["softmax"]([1.0]), "softmax takes a Tensor, got list"),
     (lambda: F["masked"](row(), row() > 0.0) + F["masked"](row(), row()), "select takes a bool condition"),
 ]
@@ -306,7 +308,19 @@ def test_tensors_as_arguments() -> None:
     np.testing.assert_array_equal(some, top_p(P, 0.4))
 
 
+def test_a_green_list_by_the_token_before() -> None:
+    """rng_state: the draw depends on a token and a key, the same on every device, and any other token has another list."""
+    model = F["rng_state"]
+    (state, green, other) = run(
+        lambda t: (model(17, t.cast("u32")), F["uniform"](model(17, t.cast("u32")), VOCAB) < 0.5, F["uniform"](model(17, 8), VOCAB) < 0.5),
+        cells=[np.int32(7)],
+    )
+    np.testing.assert_array_equal(state, np.array([17, 7], np.uint32))
+    np.testing.assert_array_equal(green, uniform(np, np.array([17, 7], np.uint32), VOCAB) < 0.5)
+    assert (green != other).any()
+
+
 def test_the_library_is_the_whole_library() -> None:
     covered = {name for table in (FORMULAS, OVER_COUNTS, SAMPLERS, ATTENTION) for name, _, _ in table}
-    covered |= {"masked", "masked_argmax", "token_counts", "xtc", "uniform", "normal"}
+    covered |= {"masked", "masked_argmax", "token_counts", "xtc", "uniform", "normal", "rng_state"}
     assert covered == set(LIBRARY)
