@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,9 @@ class Deadlock(EngineError):
 
 
 _logger = logging.getLogger(__name__)
+
+
+CommitSink = Callable[[Value | None, EngineError | None], None]
 
 
 class Executor:
@@ -55,6 +58,8 @@ class Executor:
         self._channels: dict[int, Channel] = {}
         self._programs: dict[int, Program] = {}
         self._broken: dict[int, EngineError] = {}  # handles that the engine refused to make
+        self._outputs: dict[int, list[CommitSink]] = {}  # outputs of passes in flight, with the commits that wait for each
+        self._fresh: dict[int, tuple[Value | None, EngineError | None]] = {}  # settled outputs that the guest has not heard of
         self._events: list[str] = []
         self._settled: set[int] = set()  # ids of the events that were not taken yet
         self._timers: dict[int, asyncio.TimerHandle] = {}
@@ -111,6 +116,7 @@ class Executor:
         """All events so far as the JSON text of a resume."""
         events, self._events = self._events, []
         self._settled.clear()
+        self._fresh.clear()
         return f"[{','.join(events)}]"
 
     def deliver(self, value: str) -> None:
@@ -181,18 +187,45 @@ class Executor:
             self._instance.drop(ws)
 
     def _ws_commit(self, p: Payload) -> None:
-        self._edit(p, self._instance.commit)
+        ws, what = self._sets.get(p["ws"]), p["n"]
+        if ws is None:  # refused when it was made, and the next pass on it says why
+            return
+        if not isinstance(what, dict):
+            self._instance.commit(ws, what)
+            return
+        settle = self._instance.commit_later(ws)
+        try:
+            if "ch" in what:
+                self._instance.receive(self._channel(what["ch"]), True, settle)
+            elif what["out"] in self._fresh:
+                settle(*self._fresh[what["out"]])
+            elif what["out"] in self._outputs:
+                self._outputs[what["out"]].append(settle)
+            else:
+                raise InvalidState(f"ws.commit: {what['out']} is no output of a submitted pass that has not been delivered yet")
+        except EngineError as error:
+            settle(None, error)
 
     def _ws_discard(self, p: Payload) -> None:
-        self._edit(p, self._instance.discard)
+        if p["ws"] in self._sets:
+            self._instance.discard(self._sets[p["ws"]], p["n"])
 
     def _ws_truncate(self, p: Payload) -> None:
-        self._edit(p, self._instance.truncate)
+        if p["ws"] in self._sets:
+            self._instance.truncate(self._sets[p["ws"]], p["n"])
 
-    def _edit(self, p: Payload, edit: Callable[[WorkingSet, int], None]) -> None:
-        ws = self._sets.get(p["ws"])
-        if ws is not None:  # else: refused when it was made, and the next pass on it says why
-            edit(ws, p["n"])
+    def _ws_save(self, p: Payload) -> None:
+        try:
+            self._instance.save(self._set(p["ws"]), p["name"], partial(self._sink, p["f"]))
+        except EngineError as error:
+            self._sink(p["f"], None, error)
+
+    def _ws_open(self, p: Payload) -> None:
+        try:
+            self._sets[p["ws"]] = self._instance.open(p["name"], partial(self._sink, p["f"]))
+        except EngineError as error:
+            self._broken[p["ws"]] = error
+            self._sink(p["f"], None, error)
 
     def _ws_length(self, p: Payload) -> None:
         try:
@@ -274,16 +307,20 @@ class Executor:
                     entry.returned += 1
                 else:
                     entry.consumed += 1
-            if error is not None:
-                for future in outs:
+            got: Sequence[Value | None] = values or [None] * len(outs)
+            for future, value in zip(outs, got, strict=True):
+                if error is not None:
                     self._reject(future, error)
-            elif values is not None:
-                for future, value in zip(outs, values, strict=True):
+                elif value is not None:
                     self._resolve(future, value_json(value))
+                self._fresh[future] = (value, error)
+                for settle in self._outputs.pop(future, ()):
+                    settle(value, error)
             self._poke()
 
         try:
             spec, entries = self._spec(p)
+            self._outputs.update((future, []) for future in outs)
             self._instance.submit_with(self._pipe(p["pipe"]), spec, sink)
         except EngineError as error:
             for key in p["ws"]:  # without outputs nobody would be told

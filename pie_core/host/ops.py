@@ -19,6 +19,8 @@ MAX_IDS = 1 << 20  # token ids or words in one list
 MAX_SETS = 256
 MAX_CHANNELS = 64
 MAX_OUTS = 64
+MAX_PATH = 1 << 16  # tokens of a tree path
+MAX_NAME = 100  # characters of the name of a saved set
 MAX_MESSAGES = 4096
 MAX_RANDOM = 4096  # bytes
 MAX_SLEEP_MS = 1 << 40
@@ -87,6 +89,14 @@ def _tokens(value: Any) -> str | None:
     return 'a list of ids, a list of lists, or {"ch": id}'
 
 
+def _commit(value: Any) -> str | None:
+    if isinstance(value, dict) and len(value) == 1 and next(iter(value)) in ("ch", "out") and _id(next(iter(value.values()))) is None:
+        return None
+    if (_path if isinstance(value, list) else _count)(value) is None:
+        return None
+    return f'a whole number, a list of at most {MAX_PATH} indices, {{"ch": id}} or {{"out": id}}'
+
+
 def _object(value: Any) -> str | None:
     return None if isinstance(value, dict) else "an object"
 
@@ -96,6 +106,7 @@ _ids = _numbers(MAX_SETS, MAX_ID)
 _tokens_list = _numbers(MAX_IDS, (1 << 32) - 1)
 _words = _numbers(MAX_IDS, (1 << 32) - 1)
 _count = _whole(0, 1 << 31)
+_path = _numbers(MAX_PATH, 1 << 31)
 _shape = _numbers(4, 1 << 20)
 
 
@@ -136,8 +147,8 @@ _op("ws.new", "posted", {"ws": _id}, "A working set.")
 _op("ws.drop", "posted", {"ws": _id}, "Free it, after the passes submitted so far.")
 _op("ws.fork", "posted", {"ws": _id, "of": _id, "pipe": _maybe(_id), "buffer": _flag}, "A new working set that shares the prefix of `of`.",
     pipe=None, buffer=False)  # fmt: skip
-_op("ws.commit", "posted", {"ws": _id, "n": _count}, "Freeze the first n buffered tokens.")
-_op("ws.discard", "posted", {"ws": _id, "n": _count}, "Drop the last n buffered tokens.")
+_op("ws.commit", "posted", {"ws": _id, "n": _commit}, "Freeze the first n buffered tokens, or a path of indices and drop the others.")
+_op("ws.discard", "posted", {"ws": _id, "n": _maybe(_count)}, "Drop the last n buffered tokens, or all of them.")
 _op("ws.truncate", "posted", {"ws": _id, "n": _count}, "Cut back to n tokens.")
 _op("pipe.new", "posted", {"pipe": _id}, "A pipeline.")
 _op("pipe.close", "posted", {"pipe": _id}, "No more submits.")
@@ -158,6 +169,8 @@ _op("ch.read", "future", {"ch": _id, "f": _id}, "The next value of a channel, le
 _op("sleep", "future", {"ms": _whole(0, MAX_SLEEP_MS), "f": _id}, "Settles after ms milliseconds.")
 _op("receive", "future", {"f": _id}, "The next value that the client sends.")
 _op("ws.length", "future", {"ws": _id, "f": _id}, "Tokens of a working set, after the passes submitted so far.")
+_op("ws.save", "future", {"ws": _id, "name": _text(MAX_NAME), "f": _id}, "Keep it under a name, after the passes submitted so far.")
+_op("ws.open", "future", {"ws": _id, "name": _text(MAX_NAME), "f": _id}, "A new working set that is what was saved; its tokens.")
 
 
 def parse(name: str, payload: str) -> Payload:

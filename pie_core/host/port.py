@@ -12,9 +12,10 @@ from math import prod
 from typing import Any
 
 from pie_core.engine.errors import EngineError
-from pie_core.engine.forward import Geometry
+from pie_core.engine.geometry import Geometry, check_shape
 from pie_core.engine.pass_checks import check_reads, check_tokens
 from pie_core.engine.runner import RunnerLimits
+from pie_core.engine.saved_sets import check_name
 from pie_core.eta.errors import ProgramError
 from pie_core.eta.program import Program
 from pie_core.host.budget import Budget, Refusal, over
@@ -156,9 +157,24 @@ class GuestPort:
         return ""
 
     def _ws_commit(self, p: Payload) -> str:
-        return self._shrink("ws.commit", p)
+        what = p["n"]
+        if isinstance(what, int):
+            return self._shrink("ws.commit", p)
+        entry = self.table.get("ws.commit", p["ws"], SetEntry)
+        if isinstance(what, list):
+            if entry.buffered is not None and what and max(what) >= entry.buffered:
+                raise Refusal(
+                    "InvalidState", f"ws.commit: index {max(what)}: the buffer of the working set holds at most {entry.buffered} tokens"
+                )
+            entry.buffered = 0
+        elif "ch" in what:
+            self._readable("ws.commit", what["ch"])
+        return ""
 
     def _ws_discard(self, p: Payload) -> str:
+        if p["n"] is None:
+            self.table.get("ws.discard", p["ws"], SetEntry).buffered = 0
+            return ""
         return self._shrink("ws.discard", p)
 
     def _shrink(self, op: str, p: Payload) -> str:
@@ -227,7 +243,7 @@ class GuestPort:
     def _written(self, op: str, p: Payload) -> ChannelEntry:
         entry = self.table.get(op, p["ch"], ChannelEntry)
         if entry.host != "writer":
-            raise Refusal("ChannelError", f"{op}: the channel is not host-written; create it with host=\"writer\"")
+            raise Refusal("ChannelError", f'{op}: the channel is not host-written; create it with host="writer"')
         if len(p["words"]) != entry.cell_words:
             raise Refusal("ChannelError", f"{op}: {len(p['words'])} words for a cell of {entry.cell_words}")
         return entry
@@ -263,6 +279,7 @@ class GuestPort:
         if isinstance(tokens, dict):
             tokens = table.get("submit", tokens["ch"], ChannelEntry)
         _, counts = check_tokens(tokens, len(sets), self._limits)
+        check_shape(geometry, counts)
         reads = check_reads(p["reads"], counts, p["prog"] is not None, self._limits)
         uses = self._channel_uses(p, tokens, sum(map(len, reads)))
         for key in p["outs"]:
@@ -335,9 +352,12 @@ class GuestPort:
         return self._receive_from("ch.read", p)
 
     def _receive_from(self, op: str, p: Payload) -> str:
-        if self.table.get(op, p["ch"], ChannelEntry).host != "reader":
-            raise Refusal("ChannelError", f"{op}: the host does not read this channel; create it with host=\"reader\"")
+        self._readable(op, p["ch"])
         return self._future(op, p)
+
+    def _readable(self, op: str, key: int) -> None:
+        if self.table.get(op, key, ChannelEntry).host != "reader":
+            raise Refusal("ChannelError", f'{op}: the host does not read this channel; create it with host="reader"')
 
     def _sleep(self, p: Payload) -> str:
         return self._future("sleep", p)
@@ -348,3 +368,15 @@ class GuestPort:
     def _ws_length(self, p: Payload) -> str:
         self.table.get("ws.length", p["ws"], SetEntry)
         return self._future("ws.length", p)
+
+    def _ws_save(self, p: Payload) -> str:
+        self.table.get("ws.save", p["ws"], SetEntry)
+        check_name(p["name"])
+        return self._future("ws.save", p)
+
+    def _ws_open(self, p: Payload) -> str:
+        check_name(p["name"])
+        if p["f"] == p["ws"]:
+            raise Refusal("UsageError", f"ws.open: ws and f are both {p['f']}; ids are unique within the instance")
+        self.table.add("ws.open", p["ws"], SetEntry(None))
+        return self._future("ws.open", p)

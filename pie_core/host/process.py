@@ -219,4 +219,3 @@ def _author_error(error: Any) -> InferletFailed:
         line if isinstance(line, int) else None,
         str(error.get("traceback") or ""),
     )
-

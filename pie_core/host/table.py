@@ -9,7 +9,8 @@ from pie_core.host.budget import Budget, Refusal, over
 
 
 class SetEntry:
-    """A working set. `buffered` is the most its buffer can hold, None when a truncate made that unknown."""
+    """A working set. `buffered` is the most its buffer can hold, None when a truncate made that unknown,
+    or the set was opened."""
 
     __slots__ = ("buffered",)
     kind = "working set"

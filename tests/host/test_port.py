@@ -51,7 +51,7 @@ def test_the_table_is_the_contract() -> None:
         "ws.new ws.drop ws.fork ws.commit ws.discard ws.truncate pipe.new pipe.close pipe.stop_when "
         "ch.new ch.put ch.set program submit send"
     )
-    future = "ch.take ch.read sleep receive ws.length"
+    future = "ch.take ch.read sleep receive ws.length ws.save ws.open"
     assert kinds == {"sync": sorted(sync.split()), "posted": sorted(posted.split()), "future": sorted(future.split())}
 
 
@@ -105,7 +105,16 @@ def test_payloads_are_validated(op: str, payload: str, words: str) -> None:
         ("submit", SUBMIT | {"tokens": {"ch": 5}}, "ChannelEmpty", "spoken for"),
         ("submit", SUBMIT | {"ws": [1, 1], "tokens": [[1], [1]]}, "InvalidPass", "once"),
         ("submit", SUBMIT | {"geo": {"mode": "tree"}}, "UnsupportedGeometry", "tree"),
-        ("submit", SUBMIT | {"geo": {"mask": [1]}}, "UnsupportedGeometry", "mask"),
+        ("submit", SUBMIT | {"geo": {"graph": [1]}}, "UnsupportedGeometry", "graph"),
+        ("submit", SUBMIT | {"geo": {"mask": [1]}}, "InvalidPass", "mask=[1] must be a list of rows"),
+        ("submit", SUBMIT | {"geo": {"mode": "buffered", "tree": [-1, 0, 0, 0, 0]}}, "InvalidPass", "tree has 5 entries for the"),
+        ("ws.commit", {"ws": 1, "n": {"ch": 0}}, "UsageError", "must be a whole number, a list of at most 65536 indices"),
+        ("ws.commit", {"ws": 1, "n": {"ch": 1, "out": 2}}, "UsageError", "must be a whole number"),
+        ("ws.commit", {"ws": 1, "n": [-1]}, "UsageError", "must be a whole number"),
+        ("ws.commit", {"ws": 1, "n": [0]}, "InvalidState", "index 0: the buffer of the working set holds at most 0"),
+        ("ws.save", {"ws": 1, "name": "../x", "f": 99}, "InvalidState", "cannot be named"),
+        ("ws.open", {"ws": 98, "name": "", "f": 99}, "InvalidState", "cannot be named"),
+        ("ws.open", {"ws": 98, "name": "x", "f": 98}, "UsageError", "unique"),
         ("submit", SUBMIT | {"reads": [[1]]}, "InvalidPass", "position 1"),
         ("submit", SUBMIT | {"reads": [[]]}, "InvalidPass", "1 read-outs"),
         ("submit", SUBMIT | {"outs": []}, "InvalidPass", "1 outputs"),

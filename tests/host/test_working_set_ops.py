@@ -1,0 +1,182 @@
+"""Working sets through the ABI: masks and trees, commits by channels and outputs, saving and opening."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pie_core.device.protocol import DeviceError
+from pie_core.eta import channel, iota, reshape
+from pie_core.host.process import InferletFailed, Process
+from tests.engine.fake_runner import FakeRunner, limits, reference
+from tests.engine.support import GREEDY, argmax, running, traced
+from tests.host.script_guest import Api, HostError, ScriptGuest
+from tests.host.support import SERVICES, run
+
+STEM, DRAFTS, PARENTS = [5, 6, 7], [20, 21, 22, 23], [-1, 0, 0, 2]
+
+
+class Like:
+    """A channel as the tracer sees it."""
+
+    is_counter = False
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.dtype, self.shape, self.capacity = "u32", shape, 1
+
+
+def tree() -> dict[str, Any]:
+    return {"mode": "buffered", "tree": PARENTS}
+
+
+async def test_a_tree_and_a_path() -> None:
+    async def script(api: Api, _: Any) -> Any:
+        prog, ws, pipe = api.program(GREEDY.program.text), api.new("ws"), api.new("pipe")
+        api.submit(pipe, ws, STEM)
+        leaf = await api.submit(pipe, ws, DRAFTS, prog, geo=tree())[0]
+        api.call("ws.commit", ws=ws, n=[0, 2, 3])
+        return leaf, await api.submit(pipe, ws, [9], prog)[0], await api.future("ws.length", ws=ws)
+
+    async with running(FakeRunner()) as engine:
+        path = [*STEM, 20, 22, 23]
+        assert await run(engine, script) == [reference(path), reference([*path, 9]), 7]
+
+
+async def test_a_mask_in_words() -> None:
+    async def script(api: Api, _: Any) -> Any:
+        prog, ws, pipe = api.program(GREEDY.program.text), api.new("ws"), api.new("pipe")
+        geo = {"mask": [[1], [3], [4]], "width": 3}  # the last token sees itself only
+        return await api.submit(pipe, ws, STEM, prog, geo=geo)[0]
+
+    async with running(FakeRunner()) as engine:
+        got = await run(engine, script)
+    assert got != reference(STEM)
+
+
+@pytest.mark.parametrize("moment", ["in flight", "delivered"])
+async def test_commits_by_an_output(moment: str) -> None:
+    """Until the guest has been told the value; then it has to send that."""
+    counting = traced(lambda: (argmax(), reshape(iota(1) + 1, ())))
+
+    async def script(api: Api, _: Any) -> Any:
+        prog, ws, pipe = api.program(GREEDY.program.text), api.new("ws"), api.new("pipe")
+        counted = api.program(counting.program.text)
+        api.submit(pipe, ws, STEM)
+        token, count = api.submit(pipe, ws, DRAFTS, counted, outs=2, params=list(counting.params), geo={"mode": "buffered"})
+        if moment == "delivered":
+            await token
+        api.call("ws.commit", ws=ws, n={"out": count.id})
+        api.call("ws.discard", ws=ws, n=None)
+        return await api.submit(pipe, ws, [9], prog)[0]
+
+    async with running(FakeRunner()) as engine:
+        if moment == "in flight":
+            assert await run(engine, script) == reference([*STEM, 20, 9])
+        else:
+            with pytest.raises(InferletFailed, match="no output of a submitted pass"):
+                await run(engine, script)
+
+
+async def test_a_commit_by_an_output_that_settles_while_the_guest_runs() -> None:
+    """The step of the guest that commits began before the output settled."""
+    counting = traced(lambda: (argmax(), reshape(iota(1) + 1, ())))
+    async with running(FakeRunner()) as engine:
+        process = Process(engine, SERVICES, "test")
+        api = Api(process.port)
+        prog, ws, pipe = api.program(GREEDY.program.text), api.new("ws"), api.new("pipe")
+        _, count = api.submit(
+            pipe, ws, DRAFTS, api.program(counting.program.text), outs=2, params=list(counting.params), geo={"mode": "buffered"}
+        )
+        await asyncio.sleep(0.05)  # settled, and no step of the guest took the events
+        api.call("ws.commit", ws=ws, n={"out": count.id})
+        api.call("ws.discard", ws=ws, n=None)
+
+        async def script(_: Api, __: Any) -> Any:
+            return await api.submit(pipe, ws, [9], prog)[0]
+
+        assert await process.run(ScriptGuest(process.port, script), process.request("", None)) == reference([20, 9])
+
+
+async def test_commits_by_a_channel() -> None:
+    cell = Like((2,))
+    counting = traced(lambda: (channel.put(cell, iota(2) + iota(2)), argmax())[1])
+
+    async def script(api: Api, _: Any) -> Any:
+        prog, ws, pipe = api.program(GREEDY.program.text), api.new("ws"), api.new("pipe")
+        ch = api.new("ch", dtype="u32", shape=[2], host="reader")
+        api.submit(pipe, ws, STEM)
+        api.submit(pipe, ws, DRAFTS, api.program(counting.program.text), chans=[ch], params=list(counting.params), geo=tree())
+        api.call("ws.commit", ws=ws, n={"ch": ch})
+        return await api.submit(pipe, ws, [9], prog)[0]
+
+    async with running(FakeRunner()) as engine:
+        assert await run(engine, script) == reference([*STEM, 20, 22, 9])
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "words"),
+    [
+        ({"ch": 77}, "UsageError", "id 77 is unknown"),
+        ({"out": 77}, "InvalidState", "77 is no output"),
+        ([0, 3], "InvalidState", "does not follow"),
+    ],
+)
+async def test_commits_that_cannot_be(what: Any, kind: str, words: str) -> None:
+    async def script(api: Api, _: Any) -> Any:
+        prog, ws, pipe = api.program(GREEDY.program.text), api.new("ws"), api.new("pipe")
+        api.submit(pipe, ws, DRAFTS, geo=tree())
+        api.call("ws.commit", ws=ws, n=what)
+        return await api.submit(pipe, ws, [9], prog)[0]
+
+    async with running(FakeRunner()) as engine:
+        with pytest.raises(InferletFailed, match=words) as caught:
+            await run(engine, script)
+    assert caught.value.type == kind
+
+
+async def save(api: Api, _: Any) -> Any:
+    ws, pipe = api.new("ws"), api.new("pipe")
+    api.submit(pipe, ws, STEM)
+    return await api.future("ws.save", ws=ws, name="chat-1")
+
+
+async def reopen(api: Api, name: str) -> Any:
+    prog, ws, pipe = api.program(GREEDY.program.text), api.new_id(), api.new("pipe")
+    opened = api.future("ws.open", ws=ws, name=name)
+    first = api.submit(pipe, ws, [9], prog)[0]  # before it is there
+    return [await opened, await first]
+
+
+async def test_saved_by_one_run_and_opened_by_another() -> None:
+    async with running(FakeRunner()) as engine:
+        assert await run(engine, save) == 3
+        assert engine.pool.used == 0
+        assert await run(engine, reopen, "chat-1") == [3, reference([*STEM, 9])]
+        with pytest.raises(InferletFailed, match="no working set is saved as 'chat-1'") as caught:
+            await run(engine, reopen, "chat-1", tenant="another")
+        assert caught.value.type == "UnknownSavedSet"
+
+
+async def test_an_error_of_open_can_be_caught_and_is_the_error_of_every_use() -> None:
+    async def script(api: Api, _: Any) -> Any:
+        prog, ws, pipe = api.program(GREEDY.program.text), api.new_id(), api.new("pipe")
+        with pytest.raises(HostError) as caught:
+            await api.future("ws.open", ws=ws, name="nothing")
+        with pytest.raises(HostError) as again:
+            await api.submit(pipe, ws, [9], prog)[0]
+        api.call("ws.drop", ws=ws)
+        return caught.value.type, again.value.type
+
+    async with running(FakeRunner()) as engine:
+        assert await run(engine, script) == ["UnknownSavedSet"] * 2
+
+
+async def test_saving_what_cannot_be_read() -> None:
+    runner = FakeRunner(limits())
+    runner.fail_read = DeviceError("injected")
+    async with running(runner) as engine:
+        with pytest.raises(InferletFailed, match="injected") as caught:
+            await run(engine, save)
+    assert caught.value.type == "PassFailed"
