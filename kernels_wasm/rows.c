@@ -1,4 +1,4 @@
-// Kernels that work row by row: embed, rms_norm, rope_append.
+// Kernels that work row by row: embed, rms_norm, rope_append, move_slots.
 #include "device.h"
 #include "simd_math.h"
 
@@ -181,6 +181,21 @@ uint32_t op_rope_append(const uint32_t *rec) {
     if (slot >= slots) continue;
     rotate(style, qkv + q_width, cosine, sine, kv_heads, half, k_cache + (size_t)slot * kv_width);
     __builtin_memcpy(v_cache + (size_t)slot * kv_width, qkv + q_width + kv_width, kv_width * 4);
+  }
+  return FAULT_NONE;
+}
+
+// Arguments: k_cache, v_cache, bytes of a row, slots. For every token row in order: row `slot` becomes row `id` as it is by then.
+uint32_t op_move_slots(const uint32_t *rec) {
+  RowRange range;
+  if (!row_range(rec, &range)) return FAULT_STEP;
+  const uint32_t *a = rec + REC_ARGS, bytes = a[2], slots = a[3];
+  uint8_t *k = at_rw(a[0]), *v = at_rw(a[1]);
+  for (uint32_t t = 0; t < range.count; t++) {
+    const uint32_t *token = range.first + t * TOKEN_WORDS, source = token[TOKEN_ID], slot = token[TOKEN_SLOT];
+    if (source >= slots || slot >= slots || source == slot) continue;
+    __builtin_memcpy(k + (size_t)slot * bytes, k + (size_t)source * bytes, bytes);
+    __builtin_memcpy(v + (size_t)slot * bytes, v + (size_t)source * bytes, bytes);
   }
   return FAULT_NONE;
 }

@@ -176,6 +176,15 @@ def _attention(p: Params, adapter: AdapterClass) -> Rule:
     return Rule(f"attention_{shape.style}.wgsl", bindings, shape.lanes, grid, shape.iterations(head_dim // 4), values)
 
 
+def _move_slots(p: Params, adapter: AdapterClass) -> Rule:
+    width, bucket = p.size("width"), p.size("bucket")
+    if width % 4:
+        raise TemplateError(f"move_slots: width {width} is not a multiple of 4")
+    vec = "array<vec4<f32>>"
+    bindings = (_STEP, ("k_cache", "rw", vec), ("v_cache", "rw", vec))
+    return Rule("move_slots.wgsl", bindings, 64, (ceil_div(width // 2, 64), 1, 1), bucket, {"vecs": width // 4, "bucket": bucket})
+
+
 def _repack(p: Params, adapter: AdapterClass) -> Rule:
     fmt = p.choice("fmt", QUANT_FORMATS)
     bindings = (("job", "r", "array<u32>"), ("raw", "r", "array<u32>"), ("quants", "rw", "array<u32>"), ("scales", "rw", _SCALES[fmt]))
@@ -189,6 +198,7 @@ RULES: dict[str, Callable[[Params, AdapterClass], Rule]] = {
     "linear": _linear,
     "rope_append": _rope_append,
     "attention": _attention,
+    "move_slots": _move_slots,
     "repack": _repack,
 }
 

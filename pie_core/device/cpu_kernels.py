@@ -10,7 +10,8 @@ from pie_core.device.protocol import PAGE_TOKENS, Buffer, KernelError, LimitErro
 from pie_core.device.templates import TEMPLATES
 
 RECORD_WORDS = 16
-OP_EMBED, OP_RMS_NORM, OP_LINEAR, OP_ROPE_APPEND, OP_ATTENTION, OP_MAP, OP_EPILOGUE = range(1, 8)  # enum Opcode in kernels_wasm/device.h
+# enum Opcode in kernels_wasm/device.h
+OP_EMBED, OP_RMS_NORM, OP_LINEAR, OP_ROPE_APPEND, OP_ATTENTION, OP_MAP, OP_EPILOGUE, OP_MOVE_SLOTS = range(1, 9)
 FORMATS = {"f32": 0, "f16": 1, "q4_1": 2, "q8_0": 3}
 BLOCK = 32  # columns that share a scale
 GROUP_ROWS = 4  # rows of one group of the device layout
@@ -209,8 +210,19 @@ def _attention(p: Params) -> RecordOf:
     return build
 
 
+def _move_slots(p: Params) -> RecordOf:
+    width, bucket = p.number("width", multiple=4), p.number("bucket", most=MAX_BUCKET)
+
+    def build(b: Bindings) -> Record:
+        k, v, slots = _caches(b, width)
+        return record(OP_MOVE_SLOTS, b, 0, bucket, [k, v, 4 * width, slots])
+
+    return build
+
+
 _TEMPLATES: dict[str, Callable[[Params], RecordOf]] = {
-    "embed": _embed, "rms_norm": _rms_norm, "linear": _linear, "rope_append": _rope_append, "attention": _attention
+    "embed": _embed, "rms_norm": _rms_norm, "linear": _linear, "rope_append": _rope_append, "attention": _attention,
+    "move_slots": _move_slots,
 }  # fmt: skip
 
 

@@ -56,6 +56,12 @@ TEMPLATES: dict[str, TemplateInfo] = {
         "table outside the step buffer; a block in the header. webgpu: also more keys than its loops may take (131,072 on software "
         "adapters, 49,152 on GPUs), visible or, with a mask, from first on.",
     ),
+    "move_slots": TemplateInfo(
+        (("step", "r"), ("k_cache", "rw"), ("v_cache", "rw")),
+        ("width", "bucket"),
+        "For every token row in order: row `slot` of both caches becomes row `id` as it is by then. A row that names a slot outside the "
+        "caches is skipped. width: floats of a cache row, a multiple of 4. Its step buffer is a list of its own (device/move_slots.py).",
+    ),
 }
 
 

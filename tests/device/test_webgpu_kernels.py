@@ -20,7 +20,10 @@ ROPE = {"heads": 9, "kv_heads": 3, "head_dim": 64, "style": "half", "bucket": 4}
 LINEAR = {"fmt": "q4_1", "m": 41, "k": 64, "add": True, "rows": "tokens", "bucket": 4}
 NORM = {"width": 64, "eps": 1e-5, "rows": "tokens", "bucket": 4}
 EMBED = {"fmt": "q8_0", "vocab": 100, "width": 64, "bucket": 4}
-EXAMPLES: dict[str, dict[str, Any]] = {"attention": ATTENTION, "rope_append": ROPE, "linear": LINEAR, "rms_norm": NORM, "embed": EMBED}
+MOVES = {"width": 192, "bucket": 64}
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "attention": ATTENTION, "rope_append": ROPE, "linear": LINEAR, "rms_norm": NORM, "embed": EMBED, "move_slots": MOVES,
+}  # fmt: skip
 
 
 def catalogue() -> dict[str, str]:
@@ -33,6 +36,7 @@ def catalogue() -> dict[str, str]:
     specs += [("rms_norm", NORM), ("rms_norm", {**NORM, "width": 63, "rows": "reads"})]
     specs += [("rope_append", ROPE), ("rope_append", {**ROPE, "style": "interleaved"})]
     specs += [("attention", {**ATTENTION, "head_dim": size}) for size in (4, 64, 80, 128, 256)]
+    specs.append(("move_slots", MOVES))
     specs += [("repack", {"fmt": fmt, "blocks": 100}) for fmt in ("q4_1", "q8_0")]
     return {f"{adapter} {name} {params}": render(name, params, adapter).source for adapter in ADAPTERS for name, params in specs}
 
@@ -88,6 +92,8 @@ REFUSED = [
     ("rms_norm", {"eps": float("nan")}, "eps must be a finite number"),
     ("embed", {"width": 33}, "width 33 is not a multiple of 32"),
     ("rope_append", {"head_dim": 7}, "head_dim 7 is odd"),
+    ("move_slots", {"width": 6}, "width 6 is not a multiple of 4"),
+    ("move_slots", {"bucket": 70_000}, "over the bound of 60000"),
     ("attention", {"head_dim": 66}, "head_dim 66 must be a multiple of 4"),
     ("attention", {"head_dim": 512}, "at most 256"),
     ("attention", {"kv_heads": 2}, "9 heads cannot share 2 KV heads"),

@@ -201,6 +201,20 @@ def attentions(w: Writer) -> None:
         w.template(f"attention of {heads} heads of {head_dim}", "attention", params, buffers, checks)
 
 
+def moves(w: Writer) -> None:
+    """A path to lower slots, a run that repeats its first row, and rows outside the caches."""
+    pairs = [(20, 17), (23, 18), (24, 19), (1, 2), (2, 3), (3, 4), (48, 5), (6, 48)]
+    words = Step([Token(source) for source, _ in pairs]).words()
+    for t, (_, target) in enumerate(pairs):
+        words[16 + 8 * t + 3] = target
+    caches = np.random.default_rng(6).standard_normal((2, 48, 20)).astype(np.float32)
+    want = caches.copy()
+    for source, target in pairs[:6]:
+        want[:, target] = want[:, source]
+    buffers = {"step": w.buffer(words), "k_cache": w.buffer(caches[0]), "v_cache": w.buffer(caches[1])}
+    w.template("move_slots", "move_slots", {"width": 20, "bucket": 8}, buffers, [w.check("k_cache", want[0]), w.check("v_cache", want[1])])
+
+
 def epilogue(w: Writer, title: str, batch: Batch, rtol: float, atol: float) -> None:
     """A batch: statuses, outputs, put cells and their copies for the host."""
     checks = []
@@ -332,7 +346,7 @@ def maps(w: Writer) -> None:
 def text() -> str:
     """The whole file; the same on every run."""
     w = Writer()
-    for part in (embeds, norms, linears, ropes, attentions, ops, programs, maps):
+    for part in (embeds, norms, linears, ropes, attentions, moves, ops, programs, maps):
         part(w)
     covered = {op.name for op in OPS.values() if op.kind in ("elementwise", "reduce")}
     used = {node[0] for case in w.cases if "epilogue" in case for node in json.loads(case["epilogue"])["ops"]}
