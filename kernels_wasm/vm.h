@@ -6,6 +6,8 @@
 #include <stdint.h>
 #include <wasm_simd128.h>
 
+#define NOINLINE __attribute__((noinline))  // called from several places: the page downloads the module
+
 // Operands are (address, stride): stride 0 repeats a scalar slot, stride 16 walks a vector.
 typedef struct {
   const uint8_t *a, *b, *c;

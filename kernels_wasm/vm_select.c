@@ -33,7 +33,7 @@ enum { DIGITS = 2048, GROUPS = 2048, LIST = GROUPS / 2, FEW = GROUPS / 4, SHORT 
   } while (0)
 
 // The k-th greatest key (1 <= k <= elements with a key of at least `low`), and how many keys are greater. counts: DIGITS words.
-static uint32_t rank_key(const uint32_t *x, uint32_t n, KeyKind kind, uint32_t low, uint32_t k, uint32_t *greater, uint32_t *counts) {
+static NOINLINE uint32_t rank_key(const uint32_t *x, uint32_t n, KeyKind kind, uint32_t low, uint32_t k, uint32_t *greater, uint32_t *counts) {
   static const uint8_t shifts[] = {21, 10, 0};
   uint32_t prefix = 0, known = 0, above = 0;
   for (uint32_t level = 0; level < 3; level++) {
@@ -52,7 +52,7 @@ static uint32_t rank_key(const uint32_t *x, uint32_t n, KeyKind kind, uint32_t l
 }
 
 // A key that at least k elements reach, close to the k-th greatest when k is small: the k-th of the maxima of groups. 0 when there is none.
-static uint32_t rank_bound(const uint32_t *x, uint32_t n, KeyKind kind, uint32_t k, uint32_t *work) {
+static NOINLINE uint32_t rank_bound(const uint32_t *x, uint32_t n, KeyKind kind, uint32_t k, uint32_t *work) {
   uint32_t vectors = n / 4, each = (vectors + GROUPS / 4 - 1) / (GROUPS / 4), *maxima = work + DIGITS, count = 0, greater;
   if (each < 2 || k > FEW) return 0;
   for (uint32_t v = 0; v + each <= vectors; v += each, count += 4) {
@@ -65,7 +65,7 @@ static uint32_t rank_bound(const uint32_t *x, uint32_t n, KeyKind kind, uint32_t
 }
 
 // All elements with a key of at least `low` as key_and_index in `list`, in index order; more than LIST when they do not fit.
-static uint32_t gather_from(const uint32_t *x, uint32_t n, KeyKind kind, uint32_t low, uint64_t *list) {
+static NOINLINE uint32_t gather_from(const uint32_t *x, uint32_t n, KeyKind kind, uint32_t low, uint64_t *list) {
   uint32_t count = 0;
 #define GATHER(key, index)                        \
   do {                                            \

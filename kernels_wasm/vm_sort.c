@@ -3,7 +3,7 @@
 
 enum { SHORT_ROW = 256, DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS };
 
-void sort_u64_desc(uint64_t *v, uint32_t n) {
+NOINLINE void sort_u64_desc(uint64_t *v, uint32_t n) {
   static const uint32_t gaps[] = {701, 301, 132, 57, 23, 10, 4, 1};
   for (uint32_t g = 0; g < sizeof gaps / sizeof *gaps; g++) {
     uint32_t gap = gaps[g];
@@ -17,7 +17,7 @@ void sort_u64_desc(uint64_t *v, uint32_t n) {
 }
 
 // Writes the keys of n elements, upside down so that ascending order is descending order of the elements.
-static void write_keys(uint32_t *out, const uint32_t *x, uint32_t n, KeyKind kind) {
+static NOINLINE void write_keys(uint32_t *out, const uint32_t *x, uint32_t n, KeyKind kind) {
   uint32_t i = 0;
   for (; i + 4 <= n; i += 4) wasm_v128_store(out + i, wasm_v128_not(ordered_keys(wasm_v128_load(x + i), kind)));
   for (; i < n; i++) out[i] = ~(uint32_t)wasm_i32x4_extract_lane(ordered_keys(wasm_v128_load32_splat(x + i), kind), 0);
