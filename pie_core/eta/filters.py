@@ -87,8 +87,8 @@ def typical(logits: Tensor, mass: Number) -> Tensor:
     probability `mass`; and the likeliest."""
     floats(logits, "typical", (1,))
     p = softmax(logits)
-    surprise = -log(p)
-    _, order = sort_desc(-absolute(surprise - entropy(logits)))
+    log_p = log(maximum(p, TINY))
+    _, order = sort_desc(-absolute(log_p - reduce_sum(p * log_p)))  # how far the surprise, -ln p, lies from the entropy
     sorted_p = gather(p, order)
     keep = _unsorted(cumsum(sorted_p) - sorted_p < scalar(logits, mass), order)
     return keep | _likeliest(logits)
