@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from string import Template
 from typing import NamedTuple
 
+from pie_core.codegen.wgsl_folds import ONE_STEP
 from pie_core.codegen.wgsl_writer import region_value, region_word, value_of, word_of
 
 BINS = 256  # of a radix pass
@@ -40,27 +41,42 @@ COMMON: dict[str, str] = {
   return select(u32(min(p, 1.0) * 1073741824.0), 0u, f_key(p) <= 0x80000000u);
 }""",
     "bin_of": """fn bin_of(b: u32) -> u32 {  // what a bin holds, at most 2^30: thresholds are not greater
-  let full = (atomicLoad(&wrapped[b >> 5u]) >> (b & 31u)) & 1u;
-  return select(min(atomicLoad(&bins[b]), 0x40000000u), 0x40000000u, full == 1u);
+  return select(min(atomicLoad(&bins[b]), 0x40000000u), 0x40000000u, atomicLoad(&wrapped) == b + 1u);
 }""",
     "add_to_bin": """fn add_to_bin(b: u32, amount: u32) {
   let held = atomicAdd(&bins[b], amount);
-  if (held + amount < held) { atomicOr(&wrapped[b >> 5u], 1u << (b & 31u)); }
+  if (held + amount < held) { atomicMax(&wrapped, b + 1u); }  // the greatest one: no walk goes below it
 }""",
     "clear_bins": f"""fn clear_bins(lid: u32) {{
   for (var b = lid; b < {BINS}u; b += $wg) {{ atomicStore(&bins[b], 0u); }}
-  if (lid < 8u) {{ atomicStore(&wrapped[lid], 0u); }}
+  if (lid == 0u) {{ atomicStore(&wrapped, 0u); }}
   workgroupBarrier();
 }}""",
     "digit_of": """fn digit_of(lid: u32, want: u32) -> vec2<u32> {  // the greatest bin that reaches `want`, and the sum above it
   workgroupBarrier();
-  if (lid < 16u) {
+  var above = 0u;
+$walk
+  workgroupBarrier();
+  return vec2<u32>(b, above);
+}""",
+    "before": """fn before(lid: u32, count: u32) -> u32 {  // the sum of `count` over the threads before this one
+$scan
+}""",
+}
+# The walk over bins of digit_of: bin by bin in a small workgroup (a barrier costs more), else over blocks of 16 first.
+WALK_BINS = """  var b = 255u;
+  for (var j = 0u; j < 255u; j += 1u) {
+    let held = bin_of(b);
+    if (held >= want - above) { break; }
+    above += held;
+    b -= 1u;
+  }"""
+WALK_BLOCKS = """  if (lid < 16u) {
     var sum = 0u;
     for (var j = 0u; j < 16u; j += 1u) { sum = min(sum + bin_of(lid * 16u + j), 0x40000000u); }
     blocks[lid] = sum;
   }
   workgroupBarrier();
-  var above = 0u;
   var block = 15u;
   for (var j = 0u; j < 15u; j += 1u) {
     if (blocks[block] >= want - above) { break; }
@@ -73,22 +89,19 @@ COMMON: dict[str, str] = {
     if (held >= want - above) { break; }
     above += held;
     b -= 1u;
-  }
-  workgroupBarrier();
-  return vec2<u32>(b, above);
-}""",
-    "before": """fn before(lid: u32, count: u32) -> u32 {  // the sum of `count` over the threads before this one
-$scan
-}""",
-}
+  }"""
 SHARED = {
     "bins": "var<workgroup> bins: array<atomic<u32>, 256>;",
-    "wrapped": "var<workgroup> wrapped: array<atomic<u32>, 8>;",
+    "wrapped": "var<workgroup> wrapped: atomic<u32>;",
     "filled": "var<workgroup> filled: atomic<u32>;",
     "parts": "var<workgroup> parts: array<u32, $wg>;",
     "blocks": "var<workgroup> blocks: array<u32, 16>;",
 }
-DIGIT_ITERATIONS = 16 + 15 + 15
+
+
+def digit_iterations(workgroup: int) -> int:
+    """Loop iterations of digit_of."""
+    return BINS - 1 if workgroup <= ONE_STEP else 16 + 15 + 15
 
 
 def fill(text: str, **values: object) -> str:
@@ -120,12 +133,13 @@ _SHARED = re.compile(r"&?\b([a-z]\w*)\b(?=\[|\)|,)")
 def common(code: str, workgroup: int) -> tuple[list[str], list[str]]:
     """(functions, shared variables) that `code` uses, directly or through others."""
     scanned = scan("count", "u32", "+", "0u")
+    walk = WALK_BINS if workgroup <= ONE_STEP else WALK_BLOCKS
     needed: dict[str, str] = {}
     todo = [code]
     while todo:
         for name in set(_CALL.findall(todo.pop())):
             if name in COMMON and name not in needed:
-                needed[name] = fill(COMMON[name], wg=workgroup, scan=scanned)
+                needed[name] = fill(COMMON[name], wg=workgroup, scan=scanned, walk=walk)
                 todo.append(needed[name])
     functions = [needed[name] for name in COMMON if name in needed]
     names = set(_SHARED.findall("\n".join([code, *functions])))

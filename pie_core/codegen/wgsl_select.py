@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pie_core.codegen.wgsl_routines import BINS, DIGIT_ITERATIONS, Routine, Rows, fill, key_at
+from pie_core.codegen.wgsl_routines import BINS, Routine, Rows, digit_iterations, fill, key_at
 from pie_core.codegen.wgsl_writer import region_value, region_word
 
 # (the key where `want` is reached, walking from the greatest down; the count or mass of what is above it), for a row from index `first`
@@ -102,10 +102,10 @@ $select
 
 def _select(source: Rows, workgroup: int, by_mass: bool) -> tuple[str, int]:
     region, dtype, _, n = source
-    amount = f"mass({region_value(region, 'first + i', 'f32')})" if by_mass else "1u"
-    add = f"add_to_bin((k >> shift) & 255u, {amount});"
+    amount = f"mass({region_value(region, 'first + i', 'f32')})"
+    add = f"add_to_bin((k >> shift) & 255u, {amount});" if by_mass else "atomicAdd(&bins[(k >> shift) & 255u], 1u);"
     text = fill(SELECT, n=n, wg=workgroup, key=key_at(region, "first + i", dtype), add=add)
-    return text, 4 * (1 + -(-BINS // workgroup) + -(-n // workgroup) + DIGIT_ITERATIONS)
+    return text, 4 * (1 + -(-BINS // workgroup) + -(-n // workgroup) + digit_iterations(workgroup))
 
 
 def pivot(by_mass: bool, source: Rows, workgroup: int) -> Routine:

@@ -29,7 +29,8 @@ RANKS = """fn NAME(lid: u32, source: u32, values: u32, indices: u32) {  // rank 
 SORT = """fn NAME(lid: u32, source: u32, values: u32, indices: u32, work: u32) {  // stable radix sort of each row, four bits a pass
   let start = min(lid * $part, $n);
   let end = min(start + $part, $n);
-  let counts = work + $four_n;
+  let all = work + $four_n;  // of each digit, a count of each thread's part
+  let counts = all + lid;
   for (var row = 0u; row < $rows; row += 1u) {
     let first = source + row * $n;
     for (var i = lid; i < $n; i += $wg) {
@@ -41,26 +42,23 @@ SORT = """fn NAME(lid: u32, source: u32, values: u32, indices: u32, work: u32) {
       let shift = 4u * turn;
       let keys = work + (turn & 1u) * $two_n;
       let sorted = work + (1u - (turn & 1u)) * $two_n;
-      var next: array<u32, 16>;
-      for (var d = 0u; d < 16u; d += 1u) { next[d] = 0u; }
-      for (var i = start; i < end; i += 1u) { next[(scratch[keys + i] >> shift) & 15u] += 1u; }
-      for (var d = 0u; d < 16u; d += 1u) { scratch[counts + d * $wg + lid] = next[d]; }
+      for (var d = 0u; d < 16u; d += 1u) { scratch[counts + d * $wg] = 0u; }
+      for (var i = start; i < end; i += 1u) { scratch[counts + ((scratch[keys + i] >> shift) & 15u) * $wg] += 1u; }
       storageBarrier();
       var mine = 0u;
-      for (var j = 0u; j < 16u; j += 1u) { mine += scratch[counts + lid * 16u + j]; }
+      for (var j = 0u; j < 16u; j += 1u) { mine += scratch[all + lid * 16u + j]; }
       var place = before(lid, mine);
-      for (var j = 0u; j < 16u; j += 1u) {
-        let count = scratch[counts + lid * 16u + j];
-        scratch[counts + lid * 16u + j] = place;
+      for (var j = all + lid * 16u; j < all + lid * 16u + 16u; j += 1u) {
+        let count = scratch[j];
+        scratch[j] = place;
         place += count;
       }
       storageBarrier();
-      for (var d = 0u; d < 16u; d += 1u) { next[d] = scratch[counts + d * $wg + lid]; }
       for (var i = start; i < end; i += 1u) {
         let key = scratch[keys + i];
-        let d = (key >> shift) & 15u;
-        let to = min(next[d], $n - 1u);
-        next[d] += 1u;
+        let count = counts + ((key >> shift) & 15u) * $wg;
+        let to = min(scratch[count], $n - 1u);
+        scratch[count] += 1u;
         scratch[sorted + to] = key;
         scratch[sorted + $n + to] = scratch[keys + $n + i];
       }
@@ -163,7 +161,7 @@ def sort(source: Rows, k: int, workgroup: int) -> Routine:
         SORT, n=n, two_n=2 * n, four_n=4 * n, k=k, rows=rows, wg=workgroup, part=part,
         key=key_at(region, "first + i", dtype), word=region_word(region, "first + at"),
     )  # fmt: skip
-    each = 1 + 2 * part + 5 * 16 + workgroup
+    each = 1 + 2 * part + 3 * 16 + workgroup
     return Routine(text, rows * (1 + part + 8 * each + -(-k // workgroup)))
 
 

@@ -4,7 +4,7 @@
 @group(0) @binding(2) var<storage, read_write> results: array<u32>;
 @group(0) @binding(3) var<storage, read_write> scratch: array<u32>;
 var<workgroup> bins: array<atomic<u32>, 256>;
-var<workgroup> wrapped: array<atomic<u32>, 8>;
+var<workgroup> wrapped: atomic<u32>;
 var<workgroup> parts: array<u32, 256>;
 var<workgroup> blocks: array<u32, 16>;
 fn f_key(x: f32) -> u32 {  // ordered: NaN 0, then -inf up to +inf; -0 equals +0
@@ -21,27 +21,26 @@ fn mass(p: f32) -> u32 {  // in units of 2^-30; 0 for NaN
   return select(u32(min(p, 1.0) * 1073741824.0), 0u, f_key(p) <= 0x80000000u);
 }
 fn bin_of(b: u32) -> u32 {  // what a bin holds, at most 2^30: thresholds are not greater
-  let full = (atomicLoad(&wrapped[b >> 5u]) >> (b & 31u)) & 1u;
-  return select(min(atomicLoad(&bins[b]), 0x40000000u), 0x40000000u, full == 1u);
+  return select(min(atomicLoad(&bins[b]), 0x40000000u), 0x40000000u, atomicLoad(&wrapped) == b + 1u);
 }
 fn add_to_bin(b: u32, amount: u32) {
   let held = atomicAdd(&bins[b], amount);
-  if (held + amount < held) { atomicOr(&wrapped[b >> 5u], 1u << (b & 31u)); }
+  if (held + amount < held) { atomicMax(&wrapped, b + 1u); }  // the greatest one: no walk goes below it
 }
 fn clear_bins(lid: u32) {
   for (var b = lid; b < 256u; b += 256u) { atomicStore(&bins[b], 0u); }
-  if (lid < 8u) { atomicStore(&wrapped[lid], 0u); }
+  if (lid == 0u) { atomicStore(&wrapped, 0u); }
   workgroupBarrier();
 }
 fn digit_of(lid: u32, want: u32) -> vec2<u32> {  // the greatest bin that reaches `want`, and the sum above it
   workgroupBarrier();
+  var above = 0u;
   if (lid < 16u) {
     var sum = 0u;
     for (var j = 0u; j < 16u; j += 1u) { sum = min(sum + bin_of(lid * 16u + j), 0x40000000u); }
     blocks[lid] = sum;
   }
   workgroupBarrier();
-  var above = 0u;
   var block = 15u;
   for (var j = 0u; j < 15u; j += 1u) {
     if (blocks[block] >= want - above) { break; }

@@ -1,4 +1,4 @@
-// One workgroup of 256 a lane; at most 6567 loop iterations an invocation.
+// One workgroup of 256 a lane; at most 6311 loop iterations an invocation.
 @group(0) @binding(0) var<storage, read> logits: array<f32>;
 @group(0) @binding(1) var<storage, read> lanes: array<u32>;
 @group(0) @binding(2) var<storage, read_write> results: array<u32>;
@@ -26,7 +26,8 @@ fn before(lid: u32, count: u32) -> u32 {  // the sum of `count` over the threads
 fn sort_desc_0(lid: u32, source: u32, values: u32, indices: u32, work: u32) {  // stable radix sort of each row, four bits a pass
   let start = min(lid * 192u, 49152u);
   let end = min(start + 192u, 49152u);
-  let counts = work + 196608u;
+  let all = work + 196608u;  // of each digit, a count of each thread's part
+  let counts = all + lid;
   for (var row = 0u; row < 1u; row += 1u) {
     let first = source + row * 49152u;
     for (var i = lid; i < 49152u; i += 256u) {
@@ -38,26 +39,23 @@ fn sort_desc_0(lid: u32, source: u32, values: u32, indices: u32, work: u32) {  /
       let shift = 4u * turn;
       let keys = work + (turn & 1u) * 98304u;
       let sorted = work + (1u - (turn & 1u)) * 98304u;
-      var next: array<u32, 16>;
-      for (var d = 0u; d < 16u; d += 1u) { next[d] = 0u; }
-      for (var i = start; i < end; i += 1u) { next[(scratch[keys + i] >> shift) & 15u] += 1u; }
-      for (var d = 0u; d < 16u; d += 1u) { scratch[counts + d * 256u + lid] = next[d]; }
+      for (var d = 0u; d < 16u; d += 1u) { scratch[counts + d * 256u] = 0u; }
+      for (var i = start; i < end; i += 1u) { scratch[counts + ((scratch[keys + i] >> shift) & 15u) * 256u] += 1u; }
       storageBarrier();
       var mine = 0u;
-      for (var j = 0u; j < 16u; j += 1u) { mine += scratch[counts + lid * 16u + j]; }
+      for (var j = 0u; j < 16u; j += 1u) { mine += scratch[all + lid * 16u + j]; }
       var place = before(lid, mine);
-      for (var j = 0u; j < 16u; j += 1u) {
-        let count = scratch[counts + lid * 16u + j];
-        scratch[counts + lid * 16u + j] = place;
+      for (var j = all + lid * 16u; j < all + lid * 16u + 16u; j += 1u) {
+        let count = scratch[j];
+        scratch[j] = place;
         place += count;
       }
       storageBarrier();
-      for (var d = 0u; d < 16u; d += 1u) { next[d] = scratch[counts + d * 256u + lid]; }
       for (var i = start; i < end; i += 1u) {
         let key = scratch[keys + i];
-        let d = (key >> shift) & 15u;
-        let to = min(next[d], 49152u - 1u);
-        next[d] += 1u;
+        let count = counts + ((key >> shift) & 15u) * 256u;
+        let to = min(scratch[count], 49152u - 1u);
+        scratch[count] += 1u;
         scratch[sorted + to] = key;
         scratch[sorted + 49152u + to] = scratch[keys + 49152u + i];
       }
@@ -100,7 +98,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     v1 = max(v1, whole0[j]);
   }
   // %1 sort_desc(%0) f32[49152]
-  sort_desc_0(lid, v3, mine + 200704u, mine + 249856u, mine + 0u);  // at most 6153 iterations
+  sort_desc_0(lid, v3, mine + 200704u, mine + 249856u, mine + 0u);  // at most 5897 iterations
   storageBarrier();
   // phase 1: loops over 49152
   for (var i = lid; i < 49152u; i += 256u) {  // at most 192 iterations

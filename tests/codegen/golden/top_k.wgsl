@@ -6,7 +6,7 @@
 var<workgroup> part0: array<u32, 256>;
 var<workgroup> whole0: array<u32, 16>;
 var<workgroup> bins: array<atomic<u32>, 256>;
-var<workgroup> wrapped: array<atomic<u32>, 8>;
+var<workgroup> wrapped: atomic<u32>;
 var<workgroup> filled: atomic<u32>;
 var<workgroup> parts: array<u32, 256>;
 var<workgroup> blocks: array<u32, 16>;
@@ -21,27 +21,22 @@ fn f_nan(x: f32) -> u32 {
   return select(0u, 1u, (bitcast<u32>(x) << 1u) > 0xff000000u);
 }
 fn bin_of(b: u32) -> u32 {  // what a bin holds, at most 2^30: thresholds are not greater
-  let full = (atomicLoad(&wrapped[b >> 5u]) >> (b & 31u)) & 1u;
-  return select(min(atomicLoad(&bins[b]), 0x40000000u), 0x40000000u, full == 1u);
-}
-fn add_to_bin(b: u32, amount: u32) {
-  let held = atomicAdd(&bins[b], amount);
-  if (held + amount < held) { atomicOr(&wrapped[b >> 5u], 1u << (b & 31u)); }
+  return select(min(atomicLoad(&bins[b]), 0x40000000u), 0x40000000u, atomicLoad(&wrapped) == b + 1u);
 }
 fn clear_bins(lid: u32) {
   for (var b = lid; b < 256u; b += 256u) { atomicStore(&bins[b], 0u); }
-  if (lid < 8u) { atomicStore(&wrapped[lid], 0u); }
+  if (lid == 0u) { atomicStore(&wrapped, 0u); }
   workgroupBarrier();
 }
 fn digit_of(lid: u32, want: u32) -> vec2<u32> {  // the greatest bin that reaches `want`, and the sum above it
   workgroupBarrier();
+  var above = 0u;
   if (lid < 16u) {
     var sum = 0u;
     for (var j = 0u; j < 16u; j += 1u) { sum = min(sum + bin_of(lid * 16u + j), 0x40000000u); }
     blocks[lid] = sum;
   }
   workgroupBarrier();
-  var above = 0u;
   var block = 15u;
   for (var j = 0u; j < 15u; j += 1u) {
     if (blocks[block] >= want - above) { break; }
@@ -77,7 +72,7 @@ fn top_k_0(lid: u32, source: u32, values: u32, indices: u32, work: u32) {  // th
       clear_bins(lid);
       for (var i = lid; i < 49152u; i += 256u) {
         let k = f_key(logits[first + i]);
-        if ((k & mask) == key) { add_to_bin((k >> shift) & 255u, 1u); }
+        if ((k & mask) == key) { atomicAdd(&bins[(k >> shift) & 255u], 1u); }
       }
       let digit = digit_of(lid, want - above);
       key |= digit.x << shift;
