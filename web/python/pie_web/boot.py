@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from pyodide.ffi import JsException
 
-from pie_core.device.protocol import DeviceError, DeviceLost
-from pie_core.device.selftest import self_test
+from pie_core.device.protocol import DeviceError, DeviceLost, DeviceOutOfMemory
 from pie_core.engine.loop import Engine
 from pie_core.engine.model_runner import ModelRunner
 from pie_core.poem import PoemError
@@ -21,6 +22,7 @@ from pie_core.weights.metadata import Metadata
 from pie_web.adapter import OpenDevice, open_device
 from pie_web.checkpoint import PageCheckpoint
 from pie_web.page import Page
+from pie_web.selftest import AskedTest
 from pie_web.turns import Turns
 
 _logger = logging.getLogger(__name__)
@@ -88,17 +90,21 @@ async def _load(host: Any) -> Page | None:
 async def _bring_up(host: Any, opened: OpenDevice, checkpoint: PageCheckpoint, spec: TokenizerSpec) -> Page:
     device = opened.device
     host.progress("selftest", 0, 0)
-    try:
-        await self_test(device)
-    except DeviceLost:
-        raise
-    except DeviceError as error:
-        raise LoadFailed("SelfTestFailed", str(error)) from error
 
     def progress(done: int, total: int) -> None:
         host.progress("weights", done, total)
 
-    runner = ModelRunner.load(device, checkpoint, kv_pool_bytes=int(host.kvPoolBytes), progress=progress)
+    with _self_test():
+        test = AskedTest(device)
+    try:
+        with _self_test():
+            await test.ask()
+        runner = ModelRunner.load(device, checkpoint, kv_pool_bytes=int(host.kvPoolBytes), progress=progress)
+        host.progress("selftest", 0, 0)
+        with _self_test():
+            await test.verdict()
+    finally:
+        test.close()
     await device.read(runner.results, 0, 4)  # what the device refused while the weights came is raised here
     engine = Engine(runner)
     engine.start()
@@ -106,6 +112,17 @@ async def _bring_up(host: Any, opened: OpenDevice, checkpoint: PageCheckpoint, s
     gc.collect()
     gc.freeze()  # modules, kernels and plans stay: collections need not look at them while the page decodes
     return page
+
+
+@contextmanager
+def _self_test() -> Iterator[None]:
+    """What the device refuses in here is called so, unless it is lost or full, which the model may have caused."""
+    try:
+        yield
+    except (DeviceLost, DeviceOutOfMemory):
+        raise
+    except DeviceError as error:
+        raise LoadFailed("SelfTestFailed", str(error)) from error
 
 
 def text_spec(metadata: Metadata, spec: TokenizerSpec) -> str:
