@@ -168,6 +168,9 @@ def work_words(program: Program, node: Node) -> int:
         return 4 * n + HISTOGRAM_WORDS
     if node.name == "top_k":
         return 2 * node.shape[-1] + HISTOGRAM_WORDS
+    if node.name == "scatter_set":
+        updates = program.ops[node.args[1]].shape[0]
+        return 4 * updates + HISTOGRAM_WORDS if updates > SMALL_SORT else 0
     return HISTOGRAM_WORDS if kind == "pivot" or node.name in ("cumsum", "cumprod") else 0
 
 
@@ -286,6 +289,9 @@ class _Builder:
             for loop in phase.loops:
                 for value in loop_values(plan, loop):
                     computed.setdefault(value, set()).add(loop.phase)
+        for stored, number in self.stored.items():  # their loops are made at the end
+            for value in _needed(plan, [stored], number):
+                computed.setdefault(value, set()).add(number)
         # Upwards: once a value is stored, what is made from it starts there, so neither a chain nor this search gets long.
         for value, phases in sorted(computed.items()):
             if len(phases) < 2 or value in self.ready or elements(self.program.ops[value].shape) < 64 or not _is_long(plan, value):

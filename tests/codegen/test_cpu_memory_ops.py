@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pie_core.codegen import emit_epilogue_cpu
 from pie_core.eta import OPS
+from pie_core.eta.program import Node, Program
 from tests.codegen.author import F, over_cells
 from tests.codegen.batch import Answer, Batch, Lane, check, same_bits
 from tests.codegen.cpu import cpu_machine
@@ -269,6 +271,17 @@ def test_values_cross_phases_through_scratch() -> None:
 
     rng = np.random.default_rng(3)
     run(launch(fn, *[(np.round(rng.normal(0, 9, 3001) * 4).astype(np.float32) / 4,) for _ in range(3)]))
+
+
+def test_long_chains_across_many_phases_are_stored_not_recomputed() -> None:
+    """A scan every 31 ops, each op also reading one from before the last scan: without stores the code would grow with the square."""
+    ops = [Node("iota", (), {}, "u32", (65,))]
+    while len(ops) < 1000:
+        n = len(ops)
+        ops.append(Node("cumsum", (n - 1,), {}, "u32", (65,)) if n % 31 == 0 else Node("add", (n - 1, max(0, n - 31)), {}, "u32", (65,)))
+    program = Program("epilogue", ops, [999, 500, 300]).verify()
+    assert len(emit_epilogue_cpu(program).words) < 32 * len(ops)
+    run(Batch(program, [Lane()]))
 
 
 def test_every_row_of_these_kinds_runs() -> None:
