@@ -125,6 +125,8 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     (f"lambda: {LOGITS}[{LOGITS} > 0.0]", "TraceError", ["unknown length", "select"]),
     (f"lambda: {LOGITS}[256]", "TraceError", ["index 256 is out of range", "f32[256]"]),
     (f"lambda: gumbel_max({LOGITS})", "TypeError", ["'state'", "gumbel_max(logits, state)"]),
+    (f"lambda: gumbel_max({LOGITS}, rng)", "TraceError", ["rng_gumbel", "state u32[2], got Channel", "take()"]),
+    (f"lambda: gumbel_max({LOGITS}, 7)", "TraceError", ["rng_gumbel", "state u32[2], got int"]),
     (f"lambda: {T}.put({LOGITS})", "TraceError", ["put", "f32[4]", "f32[256]"]),
     (f"lambda: ({T}.read(), rng.read())", "TraceError", ["counter", "taken, not read"]),
     ("lambda: (lambda c: (c.read(), c.put(1.0)))(Channel.of(1.0))", "TraceError", ["take it instead of read"]),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pie_server.api.openai import builtin_source
+from pie_server.sandbox import Sandbox
 from tests.sdk.conftest import Local
-from tests.sdk.scripted_host import ScriptedHost, result_of
+from tests.sdk.scripted_host import Guest, ScriptedHost, result_of
 
 # body of a loop over `k` in range(6) that defines `fn`; is the trace reused (None: never, where nothing proves it the same);
 # the first parameter of each pass when it matters
@@ -78,8 +80,7 @@ async def main(input):
 """
 
 
-@pytest.mark.parametrize(("body", "reused", "params"), LOOPS, ids=[b for b, _, _ in LOOPS])
-async def test_loops(guest: Local, host: ScriptedHost, body: str, reused: bool | None, params: list[float] | None) -> None:
+async def check_loop(guest: Guest, host: ScriptedHost, body: str, reused: bool | None, params: list[float] | None) -> None:
     result = await result_of(guest, host, PROGRAM.replace("BODY", body.replace("\n", "\n        ")))
     if reused:
         assert result["traces"] < 6
@@ -88,6 +89,46 @@ async def test_loops(guest: Local, host: ScriptedHost, body: str, reused: bool |
     if params is not None:
         assert [str(p[0]) for p in result["params"]] == [str(p) for p in params]
     assert len(set(result["channels"])) == 1
+
+
+@pytest.mark.parametrize(("body", "reused", "params"), LOOPS, ids=[b for b, _, _ in LOOPS])
+async def test_loops(guest: Local, host: ScriptedHost, body: str, reused: bool | None, params: list[float] | None) -> None:
+    await check_loop(guest, host, body, reused, params)
+
+
+async def test_loops_in_the_component() -> None:
+    """Its Python is another version, whose bytecode the memo must know as well."""
+    sandbox = Sandbox(spares=1)
+    try:
+        for loop in LOOPS:
+            host = ScriptedHost()
+            guest = sandbox.open(host)
+            await check_loop(guest, host, *loop)
+            guest.close()
+    finally:
+        sandbox.close()
+
+
+async def test_the_chat_apis_epilogue_is_traced_once(guest: Local, host: ScriptedHost) -> None:
+    """With everything that a request can ask for."""
+    source = (
+        builtin_source("openai_chat.py")
+        + """
+from inferlet import _programs
+traced, real = [], _programs.trace_epilogue
+async def main(input):
+    _programs.trace_epilogue = lambda *args: traced.append(1) or real(*args)
+    for n in (0, 20):
+        request = {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "frequency_penalty": 0.1, "presence_penalty": 0.1,
+                   "logit_bias": [[1, 2.0]], "logprobs": True, "top_logprobs": n}
+        sampler = Sampler(request, 1, 100)
+        for _ in range(10):
+            lowered = _programs.lower(sampler.epilogue, 1)
+    _programs.trace_epilogue = real
+    return [len(traced), lowered.outs, len(lowered.channels)]
+"""
+    )
+    assert await result_of(guest, host, source) == [3, 4, 4], "at its first two passes, and once more for other outputs"
 
 
 async def test_new_channels_are_never_taken_for_old_ones(guest: Local, host: ScriptedHost) -> None:
