@@ -5,7 +5,7 @@ from __future__ import annotations
 from pie_core.codegen.schedule import SMALL_SORT, Place, Skeleton
 from pie_core.codegen.wgsl_routines import Routine, Rows
 from pie_core.codegen.wgsl_select import pivot, top_k
-from pie_core.codegen.wgsl_skeletons import matmul, ranks, running, scatter, sort
+from pie_core.codegen.wgsl_skeletons import matmul, ranks, running, scatter, scatter_set, sort
 from pie_core.codegen.wgsl_values import Values
 from pie_core.codegen.wgsl_writer import note_of
 from pie_core.eta.program import Node
@@ -59,6 +59,8 @@ class Routines:
         if node.name in ("scatter_add", "scatter_set"):
             n = given[0].shape[0]
             base = rows[0]._replace(rows=n, n=elements(given[0].shape) // n)
+            if node.name == "scatter_set" and skeleton.work_words:
+                return scatter_set(base, rows[1], rows[2].region, wg), [*sources, results[0], work]
             return scatter(node.name == "scatter_add", base, rows[1], rows[2].region, wg), [*sources, results[0]]
         raise AssertionError(f"no WGSL for the skeleton {node.name}")
 

@@ -26,6 +26,34 @@ RANKS = """fn NAME(lid: u32, source: u32, values: u32, indices: u32) {  // rank 
   }
 }"""
 
+# Stable sort of $n (key, index) pairs at `work`, ascending, four bits of the keys a turn; they end where `turns` is odd or even.
+RADIX = """  for (var turn = 0u; turn < $turns; turn += 1u) {
+    let shift = 4u * turn;
+    let keys = work + (turn & 1u) * $two_n;
+    let sorted = work + (1u - (turn & 1u)) * $two_n;
+    for (var d = 0u; d < 16u; d += 1u) { scratch[counts + d * $wg] = 0u; }
+    for (var i = start; i < end; i += 1u) { scratch[counts + ((scratch[keys + i] >> shift) & 15u) * $wg] += 1u; }
+    storageBarrier();
+    var mine = 0u;
+    for (var j = 0u; j < 16u; j += 1u) { mine += scratch[all + lid * 16u + j]; }
+    var place = before(lid, mine);
+    for (var j = all + lid * 16u; j < all + lid * 16u + 16u; j += 1u) {
+      let count = scratch[j];
+      scratch[j] = place;
+      place += count;
+    }
+    storageBarrier();
+    for (var i = start; i < end; i += 1u) {
+      let key = scratch[keys + i];
+      let count = counts + ((key >> shift) & 15u) * $wg;
+      let to = min(scratch[count], $n - 1u);
+      scratch[count] += 1u;
+      scratch[sorted + to] = key;
+      scratch[sorted + $n + to] = scratch[keys + $n + i];
+    }
+    storageBarrier();
+  }"""
+
 SORT = """fn NAME(lid: u32, source: u32, values: u32, indices: u32, work: u32) {  // stable radix sort of each row, four bits a pass
   let start = min(lid * $part, $n);
   let end = min(start + $part, $n);
@@ -38,32 +66,7 @@ SORT = """fn NAME(lid: u32, source: u32, values: u32, indices: u32, work: u32) {
       scratch[work + $n + i] = i;
     }
     storageBarrier();
-    for (var turn = 0u; turn < 8u; turn += 1u) {
-      let shift = 4u * turn;
-      let keys = work + (turn & 1u) * $two_n;
-      let sorted = work + (1u - (turn & 1u)) * $two_n;
-      for (var d = 0u; d < 16u; d += 1u) { scratch[counts + d * $wg] = 0u; }
-      for (var i = start; i < end; i += 1u) { scratch[counts + ((scratch[keys + i] >> shift) & 15u) * $wg] += 1u; }
-      storageBarrier();
-      var mine = 0u;
-      for (var j = 0u; j < 16u; j += 1u) { mine += scratch[all + lid * 16u + j]; }
-      var place = before(lid, mine);
-      for (var j = all + lid * 16u; j < all + lid * 16u + 16u; j += 1u) {
-        let count = scratch[j];
-        scratch[j] = place;
-        place += count;
-      }
-      storageBarrier();
-      for (var i = start; i < end; i += 1u) {
-        let key = scratch[keys + i];
-        let count = counts + ((key >> shift) & 15u) * $wg;
-        let to = min(scratch[count], $n - 1u);
-        scratch[count] += 1u;
-        scratch[sorted + to] = key;
-        scratch[sorted + $n + to] = scratch[keys + $n + i];
-      }
-      storageBarrier();
-    }
+$turns_of_keys
     for (var j = lid; j < $k; j += $wg) {
       let at = scratch[work + $n + j];
       scratch[values + row * $k + j] = $word;
@@ -126,6 +129,27 @@ fn NAME(lid: u32, a: u32, b: u32, result: u32) {  // one element at a time, all 
   }
 }"""
 
+SCATTER_SET = """fn NAME(lid: u32, base: u32, index: u32, values: u32, result: u32, work: u32) {  // the last update of each row, by sorting
+  for (var i = lid; i < $all; i += $wg) { scratch[result + i] = $base_word; }
+  for (var j = lid; j < $m; j += $wg) {
+    scratch[work + j] = min($row, $n);  // n: out of range
+    scratch[work + $m + j] = j;
+  }
+  storageBarrier();
+  let start = min(lid * $part, $m);
+  let end = min(start + $part, $m);
+  let all = work + $four_m;  // of each digit, a count of each thread's part
+  let counts = all + lid;
+$turns_of_keys
+  for (var k = lid; k < $m; k += $wg) {
+    let row = scratch[work + $at + k];
+    if (row < $n && (k + 1u == $m || scratch[work + $at + min(k + 1u, $m - 1u)] != row)) {
+      let j = scratch[work + $at + $m + k];
+      for (var column = 0u; column < $columns; column += 1u) { scratch[result + row * $columns + column] = $update; }
+    }
+  }
+}"""
+
 SCATTER = """fn NAME(lid: u32, base: u32, index: u32, values: u32, result: u32) {  // rows of a thread's own, updates in index order
   for (var i = lid; i < $all; i += $wg) { scratch[result + i] = $base_word; }
   storageBarrier();
@@ -158,11 +182,33 @@ def sort(source: Rows, k: int, workgroup: int) -> Routine:
     region, dtype, rows, n = source
     part = -(-n // workgroup)
     text = fill(
-        SORT, n=n, two_n=2 * n, four_n=4 * n, k=k, rows=rows, wg=workgroup, part=part,
-        key=key_at(region, "first + i", dtype), word=region_word(region, "first + at"),
+        SORT, n=n, four_n=4 * n, k=k, rows=rows, wg=workgroup, part=part,
+        key=key_at(region, "first + i", dtype), word=region_word(region, "first + at"), turns_of_keys=_radix(n, 8, workgroup, "    "),
     )  # fmt: skip
-    each = 1 + 2 * part + 3 * 16 + workgroup
-    return Routine(text, rows * (1 + part + 8 * each + -(-k // workgroup)))
+    return Routine(text, rows * (1 + part + _radix_iterations(n, 8, workgroup) + -(-k // workgroup)))
+
+
+def _radix(n: int, turns: int, workgroup: int, indent: str) -> str:
+    text = fill(RADIX, n=n, two_n=2 * n, turns=turns, wg=workgroup)
+    return "\n".join(indent + line[2:] for line in text.splitlines())
+
+
+def _radix_iterations(n: int, turns: int, workgroup: int) -> int:
+    return turns * (1 + 2 * -(-n // workgroup) + 3 * 16 + workgroup)
+
+
+def scatter_set(base: Rows, index: Rows, values: str, workgroup: int) -> Routine:
+    """(lid, base, index, values, result, work of 4 m + HISTOGRAM_WORDS words): `scatter` for many updates, whatever rows they name."""
+    n, columns, m = base.rows, base.n, index.n
+    turns = -(-n.bit_length() // 4)
+    text = fill(
+        SCATTER_SET, all=n * columns, wg=workgroup, n=n, m=m, columns=columns, part=-(-m // workgroup),
+        four_m=4 * m, at=2 * m * (turns % 2),
+        base_word=region_word(base.region, "base + i"), row=region_word(index.region, "index + j"),
+        update=region_word(values, f"values + j * {columns}u + column"), turns_of_keys=_radix(m, turns, workgroup, "  "),
+    )  # fmt: skip
+    loops = -(-n * columns // workgroup) + -(-m // workgroup) * (2 + columns)
+    return Routine(text, loops + _radix_iterations(m, turns, workgroup))
 
 
 def running(product: bool, source: Rows, workgroup: int) -> Routine:
