@@ -74,6 +74,7 @@ class _Epilogue:
         self.known: dict[tuple[int, int], int] = {}  # (value, element) -> scalar slot
         self.pivots = {s.id: s.result[0] for phase in plan.phases for s in phase.skeletons}
         self.steps = 0
+        self.looping = False  # inside of a loop scalars are known already
 
     # Operands -----------------------------------------------------------------------------------------------------------------
 
@@ -92,6 +93,7 @@ class _Epilogue:
         """Slot of one element of a value, computed in the current ONCE block."""
         key = scalar_key(self.plan, value, element)
         if key not in self.known:
+            assert not self.looping, f"element {element} of value {value} is computed inside of a loop"
             for step in scalar_order(self.plan, *key, self.known, self.number):
                 self.known[step] = self.compute(*step)
         return self.known[key]
@@ -111,7 +113,7 @@ class _Epilogue:
             code.emit("const", d, imm=0xFFFFFFFF if node.dtype == "bool" and bits else bits)
         else:
             self.make(value, d, lambda a: self.scalar(a, element), element)
-            if OPS[node.name].kind not in ("elementwise", "put"):
+            if OPS[node.name].kind != "elementwise":
                 code.emit("splat", d, d)  # only the first element is the one wanted
         return d
 
@@ -234,6 +236,12 @@ class _Epilogue:
 
     def loop(self, loop: Loop, values: Sequence[int], accumulators: dict[Sink, int]) -> None:
         """The instructions of one chunk."""
+        self.looping = True
+        self.chunk(loop, values, accumulators)
+        self.looping = False
+
+    def chunk(self, loop: Loop, values: Sequence[int], accumulators: dict[Sink, int]) -> None:
+        """Values in order, each into a temp unless it lies in memory, and what consumes them."""
         code, plan = self.code, self.plan
         local: dict[int, int] = {}
         sinks: dict[int, list[Sink]] = {}
