@@ -13,10 +13,12 @@ from pie_core.device.protocol import DeviceError, EpilogueSpec, KernelError, Ker
 from pie_core.device.templates import TEMPLATES, template
 from pie_core.device.webgpu_errors import translate
 from pie_core.eta.errors import ProgramError
+from pie_core.eta.program import Program
 
 EPILOGUE_KERNELS = 256  # most epilogue pipelines kept; a program beyond that compiles again
 # Lanes of an epilogue workgroup: a software adapter pays for every lane at every barrier.
 EPILOGUE_WORKGROUP = {"software": 32, "gpu": 256}
+MAX_WORKGROUP = 256
 SPLIT_ELEMENTS = 16_384  # shortest row that is worth several workgroups and a launch a phase on a GPU
 SPLIT_GROUPS = 32  # workgroups of a lane then
 
@@ -114,10 +116,7 @@ class KernelCache:
         program = spec.program
         try:
             parts = SPLIT_GROUPS if self._adapter_class == "gpu" and longest_loop(program) >= SPLIT_ELEMENTS else 1
-            try:
-                fused = emit_epilogue_wgsl(program, EPILOGUE_WORKGROUP[self._adapter_class], parts)
-            except ProgramError:  # over the iteration bound: more lanes have fewer iterations each
-                fused = emit_epilogue_wgsl(program, 256, parts)
+            fused = _fused(program, EPILOGUE_WORKGROUP[self._adapter_class], parts)
             split = emit_epilogue_wgsl_split(program, parts) if parts > 1 else ()
         except ProgramError as error:
             raise KernelError(str(error)) from error
@@ -170,6 +169,16 @@ class KernelCache:
             layout = self._device.create_bind_group_layout(entries=entries)
             made = self._layouts[key] = (layout, self._device.create_pipeline_layout(bind_group_layouts=[layout]))
         return made
+
+
+def _fused(program: Program, workgroup: int, parts: int) -> WgslKernel:
+    """The fused kernel, in a larger workgroup where the iteration bound does not hold: more lanes have fewer iterations each."""
+    while workgroup < MAX_WORKGROUP:
+        try:
+            return emit_epilogue_wgsl(program, workgroup, parts)
+        except ProgramError:
+            workgroup *= 2
+    return emit_epilogue_wgsl(program, MAX_WORKGROUP, parts)
 
 
 def owned_kernel(kernel: object) -> WebGpuKernel:

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pie_core.codegen import lane_layout
-from pie_core.device.protocol import DeviceError, EpilogueSpec, Launch, LimitError
+from pie_core.codegen import emit_epilogue_wgsl, lane_layout
+from pie_core.device.protocol import DeviceError, EpilogueSpec, KernelError, Launch, LimitError
 from pie_core.device.webgpu import WebGpuDevice
 from pie_core.device.webgpu_epilogue import SPLIT_LANES
-from pie_core.eta import Model, Traced, intrinsics, trace_epilogue
+from pie_core.device.webgpu_kernels import _fused
+from pie_core.eta import Model, ProgramError, Traced, intrinsics, trace_epilogue
 from tests.codegen.author import F, greedy
 from tests.codegen.batch import Answer, Batch, Lane, check, same_bits
 from tests.support.lavapipe import as_gpu, lavapipe
@@ -144,6 +145,19 @@ def test_software_and_short_rows_stay_fused() -> None:
     assert as_gpu().compile(EpilogueSpec(traced(greedy, 1000).program)).split is None
     software = lavapipe().compile(EpilogueSpec(traced(greedy, 20_000).program))
     assert software.split is None and software.form(split=True) is software.fused
+
+
+def test_a_kernel_over_the_iteration_bound_gets_a_larger_workgroup() -> None:
+    def two_sorts() -> Any:
+        return F["sort_desc"](F["sort_desc"](intrinsics.output(0))[1])[1]
+
+    program = traced(two_sorts, 1024).program
+    with pytest.raises(ProgramError, match="loop iterations"):
+        emit_epilogue_wgsl(program, 32)
+    assert [_fused(program, size, 1).workgroup for size in (32, 64, 256)] == [64, 64, 256]
+    huge = traced(lambda: F["sort_desc"](intrinsics.output(0)), 1 << 20).program
+    with pytest.raises(KernelError, match="loop iterations an invocation, the bound is 60000"):
+        lavapipe().compile(EpilogueSpec(huge))
 
 
 def test_one_dependent_reduction_is_two_launches_on_a_gpu() -> None:
