@@ -1,7 +1,7 @@
 """Random programs over all ops: oracle, cpu and webgpu agree, and a pass alone has the bits that it has in a batch.
 
-Integers, bools, random bits, and whatever is found, compared or sorted among equal values agree exactly; other floats within 1e-5 of
-their own magnitude plus that of the terms that made them (`tests/codegen/programs.py`): where terms cancel a relative error means nothing.
+Integers, bools, random bits, and whatever is found, compared or sorted among equal values agree exactly. Other floats agree within 1e-5 of
+their own magnitude plus that of the terms that made them (program_author.py): where terms cancel a relative error means nothing.
 """
 
 from __future__ import annotations
