@@ -21,16 +21,21 @@ interface Job {
 const MODEL = { name: "scripted", vocab: 49152, hidden: 8, context: 64, eos: [2] };
 let pool: InferletPool | null = null;
 let made = 0;
+let ready = 0; // instances that workers have made
 let runs = 0;
 
 /** A fresh pool. `text` is a TextSpec's URL. Resolves when a worker is ready. */
 async function open(text: string, options: Partial<PoolOptions>): Promise<void> {
   pool?.dispose();
-  made = 0;
+  made = ready = 0;
   const base = new URL("/web/", location.href).href;
   const makeWorker = (folder: string): WorkerLike => {
     made++;
-    return new Worker(new URL("inferlet.worker.js", folder), { type: "module" });
+    const worker = new Worker(new URL("inferlet.worker.js", folder), { type: "module" });
+    worker.addEventListener("message", ({ data }: MessageEvent<{ kind: string }>) => {
+      if (data.kind === "ready") ready++;
+    });
+    return worker;
   };
   pool = new InferletPool({ base, text: await (await fetch(text)).text(), makeWorker, ...options });
   await pool.ready();
@@ -86,4 +91,4 @@ function run({ source, input = {}, cancelAfter }: Job): Promise<Ended> {
   });
 }
 
-Object.assign(globalThis, { open, run, workersMade: () => made, disposePool: () => pool?.dispose(), opened: true });
+Object.assign(globalThis, { open, run, workersMade: () => made, instancesMade: () => ready, disposePool: () => pool?.dispose(), opened: true });
