@@ -39,6 +39,7 @@ class ScriptedHost:
         self.logs: list[tuple[str, str]] = []
         self.inbox: list[Any] = []  # what `receive` gets
         self.cells: dict[int, list[Any]] = {}  # what `ch.take` and `ch.read` get, by channel
+        self.open_error: dict[str, Any] | None = None
         self.refuse: dict[str, dict[str, Any]] = {}  # op -> error
         self.awaited: list[list[int]] = []  # "w" of each pending answer
         self._events: list[list[Any]] = []
@@ -111,6 +112,11 @@ class ScriptedHost:
 
     def op_ws_length(self, f: dict[str, Any]) -> None:
         self._events.append([f["f"], True, 7])
+
+    op_ws_save = op_ws_length
+
+    def op_ws_open(self, f: dict[str, Any]) -> None:
+        self._events.append([f["f"], False, self.open_error] if self.open_error else [f["f"], True, 7])
 
     def due(self) -> list[list[Any]]:
         """Events that can be delivered now."""

@@ -345,7 +345,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("log('x', level='loud')", "UsageError", "loud"),
     ("await sleep(-1)", "UsageError", "-1"),
     ("await sleep(1e10)", "UsageError", "seconds is 10000000000.0; use a number from 0 to 1000000000"),
-    ("StateGeometry.folding(5)", "TypeError", "; call it as StateGeometry.folding(*, window=None, sinks=0)"),
+    ("StateGeometry.folding(5)", "TypeError", "; call it as StateGeometry.folding(*, window=None, sinks=0, mask=None, tree=None)"),
     ("ForwardPass().embed()", "TypeError", "missing 1 required positional argument: 'tokens'; call it as ForwardPass.embed(tokens)"),
     ("Channel(type='f32')", "TypeError", "; call it as Channel(dtype, shape=(), capacity=1, *, host=None)"),
     ("chat.role('user')", "TypeError", "; call it as chat.role(role, content)"),

@@ -122,6 +122,11 @@ class Channel:
             raise UsageError(f"Channel.{what}: passes already use this channel among themselves; make it with host={role!r} to {what} here")
         self.host = role
 
+    def reader(self, what: str) -> int:
+        """The host's id of this channel, whose values the program's side takes from now on."""
+        self._become("reader", what)
+        return self.declare()
+
     def declare(self) -> int:
         """The host's id of this channel, made known to the host first where it is not yet."""
         if not self._declared:

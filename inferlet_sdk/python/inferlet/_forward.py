@@ -52,6 +52,16 @@ class Output:
             raise self._error.with_traceback(None)
         return self._value
 
+    def known(self) -> Any:
+        """The value, None where it is still to come. Raises what awaiting would raise at once."""
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        if self._value is not _UNSETTLED:
+            return self._value
+        if self._pass is not None and not self._pass.submitted:
+            raise NotSubmitted("this output belongs to a ForwardPass that was never submitted; call pipe.submit(fwd) first")
+        return None
+
     def settle(self, value: Any, error: BaseException | None) -> None:
         """The host's outcome."""
         self._pass = None
@@ -209,6 +219,11 @@ class ForwardPass:
             self._rows = [self._cell // sets] * sets
         elif len(self._rows) != sets:
             raise UsageError(f"Pipeline.submit: {len(self._rows)} token lists for {sets} working sets; give embed one list for each")
+        if geometry.tokens is not None and (sets, self._rows[0]) != (1, geometry.tokens):
+            raise UsageError(
+                f"Pipeline.submit: the geometry has a mask or tree for {geometry.tokens} tokens of one working set; "
+                f"this pass has {self._rows} tokens"
+            )
         if self._stages:
             raise UnsupportedStage(f"Pipeline.submit: this pass has the stage {self._stages[0]}; only the epilogue runs yet, leave it out")
         for ws in self._sets:

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _host
+from ._channel import Channel
 from ._loop import HostFuture
 from ._values import _short, check_int
 from .errors import UsageError
 
+if TYPE_CHECKING:
+    from ._forward import Output
+
 _MAX_TOKENS = 1 << 31
 
 
+Rows = Sequence[Sequence[bool]] | Sequence[Sequence[int]]
+
+
 class StateGeometry:
-    """How a pass changes its working sets and what its tokens attend to; made by `folding` or `buffered`."""
+    """How a pass changes its working sets and what its tokens attend to; made by `folding` or `buffered`.
 
-    __slots__ = ("_json", "mode", "sinks", "window")
+    `window` (tokens, None: all) bounds attention, the first `sinks` stay visible. `mask` hides more: a row for each token of the pass,
+    True where it sees the stored token of that place; the pass's own tokens come last, and a token sees itself and nothing behind it.
+    Rows of ints are packed: 32 tokens each, the lowest bit first. `tree` makes the tokens a tree: the parent of each is an index in
+    the buffer, or -1 for the last frozen token; a token sees what is frozen and its ancestors. With either, a pass has one working set.
+    """
 
-    def __init__(self, mode: str, window: int | None, sinks: int) -> None:
+    __slots__ = ("_json", "mode", "sinks", "tokens", "window")
+
+    def __init__(self, mode: str, window: int | None, sinks: int, mask: Rows | None = None, tree: Sequence[int] | None = None) -> None:
         if mode not in ("folding", "buffered"):
             raise UsageError(f"StateGeometry: mode is {_short(mode)}; use StateGeometry.folding() or StateGeometry.buffered()")
         self.mode = mode
@@ -26,20 +39,68 @@ class StateGeometry:
         self.sinks = check_int("StateGeometry: sinks", sinks, 0, _MAX_TOKENS)
         if self.sinks and not self.window:
             raise UsageError(f"StateGeometry: sinks is {sinks} without a window; pass window= as well")
-        self._json = f'{{"mode":"{mode}","window":{self.window},"sinks":{self.sinks}}}'
+        self.tokens: int | None = None  # of the pass, where mask or tree fixes them
+        more = ""
+        if mask is not None:
+            words, width = _pack(mask)
+            self.tokens = len(words)
+            more = f',"mask":{words},"width":{width or "null"}'
+        if tree is not None:
+            parents = _parents(tree)
+            if self.tokens not in (None, len(parents)):
+                raise UsageError(f"StateGeometry: mask has {self.tokens} rows and tree {len(parents)} entries; give both one a token")
+            self.tokens = len(parents)
+            more += f',"tree":{parents}'
+        self._json = f'{{"mode":"{mode}","window":{self.window},"sinks":{self.sinks}{more}}}'
 
     @classmethod
-    def folding(cls, *, window: int | None = None, sinks: int = 0) -> StateGeometry:
-        """Append the pass's tokens and freeze them. `window` (tokens, None: all) bounds attention, the first `sinks` stay visible."""
-        return FOLDING if window is None and not sinks else cls("folding", window, sinks)
+    def folding(
+        cls, *, window: int | None = None, sinks: int = 0, mask: Rows | None = None, tree: Sequence[int] | None = None
+    ) -> StateGeometry:
+        """Append the pass's tokens and freeze them; a tree must be a chain."""
+        if window is None and not sinks and mask is None and tree is None:
+            return FOLDING
+        return cls("folding", window, sinks, mask, tree)
 
     @classmethod
-    def buffered(cls, *, window: int | None = None, sinks: int = 0) -> StateGeometry:
-        """Append the pass's tokens to the writable buffer, until `ws.commit(n)` freezes or `ws.discard(n)` drops them."""
-        return BUFFERED if window is None and not sinks else cls("buffered", window, sinks)
+    def buffered(
+        cls, *, window: int | None = None, sinks: int = 0, mask: Rows | None = None, tree: Sequence[int] | None = None
+    ) -> StateGeometry:
+        """Append the pass's tokens to the writable buffer, until `ws.commit` freezes or `ws.discard` drops them."""
+        if window is None and not sinks and mask is None and tree is None:
+            return BUFFERED
+        return cls("buffered", window, sinks, mask, tree)
 
     def __repr__(self) -> str:
-        return f"StateGeometry.{self.mode}(window={self.window or None}, sinks={self.sinks})"
+        more = f", for {self.tokens} tokens" if self.tokens is not None else ""
+        return f"StateGeometry.{self.mode}(window={self.window or None}, sinks={self.sinks}{more})"
+
+
+def _pack(mask: Any) -> tuple[list[list[int]], int]:
+    """(words of each row, entries of a row given as bools, else 0)."""
+    if not isinstance(mask, (list, tuple)) or not mask or not all(isinstance(row, (list, tuple)) and row for row in mask):
+        raise UsageError(f"StateGeometry: mask is {_short(mask)}; use a list of rows, one for each token, of bools or of packed ints")
+    size = len(mask[0])
+    kinds = {type(entry) for row in mask for entry in row}
+    for k, row in enumerate(mask):
+        if len(row) != size:
+            raise UsageError(f"StateGeometry: mask[{k}] has {len(row)} entries and mask[0] has {size}; all rows must be equally long")
+    if kinds == {bool}:
+        words = -(-size // 32)
+        bits = [int("".join("1" if seen else "0" for seen in reversed(row)), 2) for row in mask]
+        return [[b >> 32 * w & 0xFFFFFFFF for w in range(words)] for b in bits], size
+    if kinds != {int}:
+        raise UsageError(f"StateGeometry: mask holds {sorted(k.__name__ for k in kinds)}; use bools, or ints that pack 32 tokens each")
+    for k, row in enumerate(mask):
+        for word in row:
+            check_int(f"StateGeometry: mask[{k}]", word, 0, 2**32 - 1)
+    return [list(row) for row in mask], 0
+
+
+def _parents(tree: Any) -> list[int]:
+    if isinstance(tree, (str, bytes)) or not isinstance(tree, Sequence) or not tree:
+        raise UsageError(f"StateGeometry: tree is {_short(tree)}; use the parent of each token: an index in the buffer, or -1")
+    return [check_int(f"StateGeometry: tree[{k}]", parent, -1, _MAX_TOKENS) for k, parent in enumerate(tree)]
 
 
 FOLDING = StateGeometry("folding", None, 0)
@@ -73,13 +134,66 @@ class WorkingSet:
         child._dropped = False
         return child
 
-    def commit(self, n: int) -> None:
-        """Freeze the first `n` tokens of the buffer."""
-        self._edit("commit", n)
+    def commit(self, n: int | Sequence[int] | Channel | Output) -> None:
+        """Freeze buffered tokens: the first `n`; or a path of indices in the buffer, root to leaf of a tree, and drop all others.
 
-    def discard(self, n: int) -> None:
-        """Drop the last `n` tokens of the buffer."""
-        self._edit("discard", n)
+        A count or a path that only the device knows comes through a Channel (its next value is taken) or an Output of a pass: later
+        passes on this working set wait for it, nothing else does. A path in a vector ends before its first negative index.
+        """
+        from ._forward import Output
+
+        self._check("commit")
+        if isinstance(n, Output):
+            known = n.known()
+            if known is None:
+                _host.call("ws.commit", f'{{"ws":{self.id},"n":{{"out":{n.id}}}}}')
+                return
+            n = known
+            if isinstance(n, list) and all(type(at) is int for at in n):  # a vector of the device may end early
+                n = n[: next((k for k, at in enumerate(n) if at < 0), len(n))]
+        if isinstance(n, Channel):
+            _host.call("ws.commit", f'{{"ws":{self.id},"n":{{"ch":{n.reader("commit")}}}}}')
+        elif isinstance(n, (list, tuple)):
+            path = [check_int(f"WorkingSet.commit: path[{k}]", at, 0, _MAX_TOKENS) for k, at in enumerate(n)]
+            _host.call("ws.commit", f'{{"ws":{self.id},"n":{path}}}')
+        else:
+            self._edit("commit", n)
+
+    def discard(self, n: int | None = None) -> None:
+        """Drop the last `n` tokens of the buffer, or all that it still holds."""
+        if n is None:
+            self._check("discard")
+            _host.call("ws.discard", f'{{"ws":{self.id},"n":null}}')
+        else:
+            self._edit("discard", n)
+
+    async def save(self, name: str) -> int:
+        """Keep this state under `name` (1 to 100 letters, digits, "_", "-", "."), as it is after what was submitted so far; its tokens.
+
+        `WorkingSet.open(name)` finds it again, in this inferlet or a later one of the same user; on a server after a restart, too.
+        """
+        self._check("save")
+        fid = _host.new_id()
+        _host.call_with("ws.save", ws=self.id, name=_name("WorkingSet.save", name), f=fid)
+        n: int = await HostFuture(fid)
+        return n
+
+    @classmethod
+    async def open(cls, name: str) -> WorkingSet:
+        """A new working set in the state that was saved as `name`. Raises UnknownSavedSet, SavedSetMismatch, SavedSetDamaged,
+        OutOfPages."""
+        _name("WorkingSet.open", name)
+        ws = cls.__new__(cls)
+        ws._dropped = True
+        ws.id, fid = _host.new_id(), _host.new_id()
+        _host.call_with("ws.open", ws=ws.id, name=name, f=fid)
+        ws._dropped = False
+        try:
+            await HostFuture(fid)
+        except BaseException:
+            ws.drop()
+            raise
+        return ws
 
     def truncate(self, n: int) -> None:
         """Cut the sequence back to `n` tokens; a frozen prefix only back to a fork point."""
@@ -109,6 +223,12 @@ class WorkingSet:
 
     def __del__(self) -> None:
         self.drop()
+
+
+def _name(field: str, name: Any) -> str:
+    if not isinstance(name, str):
+        raise UsageError(f"{field}: name is {_short(name)}; use a text")
+    return name
 
 
 def check_sets(field: str, sets: Any) -> list[WorkingSet]:
