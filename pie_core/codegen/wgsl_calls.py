@@ -11,6 +11,8 @@ from pie_core.codegen.wgsl_writer import note_of
 from pie_core.eta.program import Node
 from pie_core.eta.rules import elements
 
+PASSES = 2  # iterations of rank counting that are worth one of passes, which have barriers and more code
+
 
 class Routines:
     """The functions of one kernel. `lines`: of code, each call counted, since compilers inline them."""
@@ -48,10 +50,13 @@ class Routines:
             return pivot(node.name == "pivot_mass", rows[0], wg), [sources[0], results[0], body.scalar(node.args[1])]
         if node.name in ("sort_desc", "top_k"):
             k = node.shape[-1]
-            if rows[0].n <= SMALL_SORT:
-                return ranks(rows[0], k, wg), [sources[0], *results]
             selects = node.name == "top_k" and k <= SMALL_SORT
-            return (top_k if selects else sort)(rows[0], k, wg), [sources[0], *results, work]
+            made = (top_k if selects else sort)(rows[0], k, wg)
+            if rows[0].n <= SMALL_SORT:
+                counted = ranks(rows[0], k, wg)
+                if counted.iterations <= PASSES * made.iterations:
+                    return counted, [sources[0], *results]
+            return made, [sources[0], *results, work]
         if node.name in ("cumsum", "cumprod"):
             return running(node.name == "cumprod", rows[0], wg), [sources[0], results[0]]
         if node.name == "matmul":

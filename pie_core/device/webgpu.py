@@ -33,7 +33,7 @@ from pie_core.device.webgpu_read import ReadPool
 from pie_core.device.webgpu_upload import Uploader
 
 SIZE_LIMITS = ("max-storage-buffer-binding-size", "max-buffer-size")
-DEFAULT_BINDING_BYTES = 128 << 20  # what every WebGPU device binds
+SCRATCH_BYTES = 128 << 20  # most scratch of epilogues: what every WebGPU device binds, and more than one lane can need
 TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -45,7 +45,7 @@ class WebGpuDevice:
         self.gpu = gpu
         self.raw = raw
         self.map_read = gpu.MapMode.READ if map_read is None else map_read
-        most = min((info.limits[name] for name in SIZE_LIMITS if name in info.limits), default=DEFAULT_BINDING_BYTES)
+        most = min(SCRATCH_BYTES, *(info.limits[name] for name in SIZE_LIMITS if name in info.limits))
         most -= most % 16  # buffers are rounded up to that
         self.kernels = KernelCache(gpu, raw, "software" if info.software else "gpu", most)
         self.epilogue_scratch = EpilogueScratch(self, most)

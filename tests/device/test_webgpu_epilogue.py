@@ -151,7 +151,7 @@ def test_a_kernel_over_the_iteration_bound_gets_a_larger_workgroup() -> None:
     def two_sorts() -> Any:
         return F["sort_desc"](F["sort_desc"](intrinsics.output(0))[1])[1]
 
-    program = traced(two_sorts, 1024).program
+    program = traced(two_sorts, 49_152).program
     with pytest.raises(ProgramError, match="loop iterations"):
         emit_epilogue_wgsl(program, 32)
     assert [_fused(program, size, 1).workgroup for size in (32, 64, 256)] == [64, 64, 256]
