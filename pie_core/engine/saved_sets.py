@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+_SETTLING = 0.002  # seconds between looks at passes that are about to settle
 MEMORY_CAP = 256 << 20  # bytes of sets that are kept in memory
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 Sink = Callable[[int | None, EngineError | None], None]
@@ -124,11 +125,14 @@ class SavedSets:
         recipe, length, pages = ws.recipe, ws.length, list(ws.pages)
         parents = tuple(ws.parents) if ws.parents is not None else None
         empty = Snapshot(length, ws.frozen, parents, tuple(recipe.ids), recipe.known, b"")
+        behind = list(ws.inherited)  # passes in flight when it was forked: their failure is its own
         reading = self._engine.runner.read_pages(pages) if pages else None  # a paused set has a recipe instead
 
         async def keep() -> int:
             kv = await reading if reading is not None else b""
-            failed = ws.failure(seq) if not instance.closed else None  # a pass that it was forked behind may have failed since
+            while not all(work.ended for work in behind):  # read on the device, not settled here
+                await asyncio.sleep(_SETTLING)
+            failed = ws.failure(seq)
             if failed is not None:
                 raise failed
             kept = Snapshot(empty.length, empty.frozen, empty.parents, empty.ids, empty.known, kv)
