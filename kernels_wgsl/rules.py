@@ -185,6 +185,20 @@ def _move_slots(p: Params, adapter: AdapterClass) -> Rule:
     return Rule("move_slots.wgsl", bindings, 64, (ceil_div(width // 2, 64), 1, 1), bucket, {"vecs": width // 4, "bucket": bucket})
 
 
+def _recur(p: Params, adapter: AdapterClass) -> Rule:
+    width, stride, bucket = p.size("width"), p.size("stride"), p.size("bucket")
+    offset = p.get("offset")
+    if width % 4 or stride % 4:
+        raise TemplateError(f"recur: width {width} and stride {stride} must be multiples of 4")
+    if not isinstance(offset, int) or isinstance(offset, bool) or offset % 4 or not 0 <= offset <= stride - width:
+        raise TemplateError(f"recur: offset must be a multiple of 4 in 0 .. {stride - width} (stride - width), got {offset!r}")
+    f32 = "array<f32>"
+    bindings = (_STEP, ("arena", "r", "array<u32>"), ("x", "r", f32), ("decay", "r", f32), ("gain", "r", f32), ("state", "rw", f32))
+    values = {"width": width, "stride": stride, "offset": offset, "bucket": bucket}
+    # one row of invocations more than runs: for token rows that no run covers
+    return Rule("recur.wgsl", (*bindings, ("out", "rw", f32)), 64, (ceil_div(width, 64), bucket + 1, 1), bucket, values)
+
+
 def _repack(p: Params, adapter: AdapterClass) -> Rule:
     fmt = p.choice("fmt", QUANT_FORMATS)
     bindings = (("job", "r", "array<u32>"), ("raw", "r", "array<u32>"), ("quants", "rw", "array<u32>"), ("scales", "rw", _SCALES[fmt]))
@@ -199,6 +213,7 @@ RULES: dict[str, Callable[[Params, AdapterClass], Rule]] = {
     "rope_append": _rope_append,
     "attention": _attention,
     "move_slots": _move_slots,
+    "recur": _recur,
     "repack": _repack,
 }
 

@@ -11,7 +11,7 @@ from pie_core.device.templates import TEMPLATES
 
 RECORD_WORDS = 16
 # enum Opcode in kernels_wasm/device.h
-OP_EMBED, OP_RMS_NORM, OP_LINEAR, OP_ROPE_APPEND, OP_ATTENTION, OP_MAP, OP_EPILOGUE, OP_MOVE_SLOTS = range(1, 9)
+OP_EMBED, OP_RMS_NORM, OP_LINEAR, OP_ROPE_APPEND, OP_ATTENTION, OP_MAP, OP_EPILOGUE, OP_MOVE_SLOTS, OP_RECUR = range(1, 10)
 FORMATS = {"f32": 0, "f16": 1, "q4_1": 2, "q8_0": 3}
 BLOCK = 32  # columns that share a scale
 GROUP_ROWS = 4  # rows of one group of the device layout
@@ -220,9 +220,24 @@ def _move_slots(p: Params) -> RecordOf:
     return build
 
 
+def _recur(p: Params) -> RecordOf:
+    width, stride, bucket = p.number("width", multiple=4), p.number("stride", multiple=4, most=1 << 24), p.number("bucket", most=MAX_BUCKET)
+    offset = p.values["offset"]
+    if not isinstance(offset, int) or isinstance(offset, bool) or offset % 4 or not 0 <= offset <= stride - width:
+        raise KernelError(f"recur: offset is {offset!r}; it must be a multiple of 4 in 0 .. {stride - width} (stride - width)")
+
+    def build(b: Bindings) -> Record:
+        rows = 4 * bucket * width
+        addresses = [b.address("arena"), b.address("x", rows), b.address("decay", 4 * width), b.address("gain", 4 * width)]
+        addresses += [b.address("state", 4 * stride), b.address("out", rows)]
+        return record(OP_RECUR, b, 0, bucket, [*addresses, width, stride, offset, b.size("state") // (4 * stride), b.size("arena") // 4])
+
+    return build
+
+
 _TEMPLATES: dict[str, Callable[[Params], RecordOf]] = {
     "embed": _embed, "rms_norm": _rms_norm, "linear": _linear, "rope_append": _rope_append, "attention": _attention,
-    "move_slots": _move_slots,
+    "move_slots": _move_slots, "recur": _recur,
 }  # fmt: skip
 
 

@@ -56,6 +56,16 @@ TEMPLATES: dict[str, TemplateInfo] = {
         "table outside the step buffer; a block in the header. webgpu: also more keys than its loops may take (131,072 on software "
         "adapters, 49,152 on GPUs), visible or, with a mask, from first on.",
     ),
+    "recur": TemplateInfo(
+        (("step", "r"), ("arena", "r"), ("x", "r"), ("decay", "r"), ("gain", "r"), ("state", "rw"), ("out", "rw")),
+        ("width", "stride", "offset", "bucket"),
+        "The recurrence h = decay * h + gain * x of every run of the step's recurrence table: out[t] = h behind row t. A run starts from "
+        "the state in its `start` slot (none: zeros). Its first `limit` rows may be folded: all of them, or as many as arena[cell] (i32, "
+        "clamped to 0 .. limit) says; the state behind the folded ones goes to slot `write` (none: nowhere), and the rows behind `limit` "
+        "go on from there. state is [slots, stride], this one `width` floats of a slot from `offset` on; all multiples of 4. A NaN row: "
+        "no run covers it, or its run leaves the step, the slots or the arena. No two runs of a step may name one `write` slot, nor one "
+        "the `start` of another.",
+    ),
     "move_slots": TemplateInfo(
         (("step", "r"), ("k_cache", "rw"), ("v_cache", "rw")),
         ("width", "bucket"),
