@@ -314,6 +314,8 @@ class GuestPort:
         if program is not None:
             if rows < program.reads:
                 raise Refusal("InvalidPass", f"submit: the program looks at {program.reads} read-outs, the pass has {rows}: read more")
+            if program.rows is not None and program.rows != rows:
+                raise Refusal("InvalidPass", f"submit: outputs() was traced for {program.rows} read-outs, the pass has {rows}")
             for k, (entry, chan, effect) in enumerate(zip(channels, program.chans, program.effects, strict=True)):
                 if (entry.dtype, entry.shape) != (chan.dtype, tuple(chan.shape)):
                     got = f"{entry.dtype}{list(entry.shape)}"

@@ -21,7 +21,7 @@ from pie_core.engine.values import Cell
 from pie_core.engine.working_set import WorkingSet
 from pie_core.eta import intrinsics
 from tests.engine.fake_runner import VOCAB, FakeRunner, generate, limits, reference
-from tests.engine.support import GREEDY, argmax, decode, greedy, running, settle, spec, traced
+from tests.engine.support import GREEDY, MODEL, argmax, decode, greedy, running, settle, spec, traced
 
 
 async def length(inst: Instance, ws: WorkingSet) -> Any:
@@ -285,6 +285,10 @@ async def test_programs_must_fit_the_model() -> None:
         ws, pipe = inst.working_set(), inst.pipeline()
         with pytest.raises(InvalidPass, match=f"{VOCAB + 1} elements"):
             inst.submit(pipe, PassSpec([1], [ws], program=other))
+        rows = trace_epilogue(lambda: reduce_argmax(intrinsics.outputs("logits")), MODEL, rows=2).program
+        for reads in ([[0]], [[0, 1, 2]]):
+            with pytest.raises(InvalidPass, match="read-out"):
+                inst.submit(pipe, PassSpec([1, 2, 3], [ws], reads=reads, program=rows))
         big = traced(lambda: tuple(intrinsics.output(k, "logits") for k in range(16))).program
         small = FakeRunner(limits(results_words=100))
         async with running(small) as tight:

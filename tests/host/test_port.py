@@ -12,7 +12,7 @@ from pie_core.eta import Model, intrinsics, trace_epilogue
 from pie_core.host.budget import Budget, Refusal
 from pie_core.host.ops import OPS, parse
 from pie_core.host.port import GuestPort
-from tests.engine.fake_runner import VOCAB, limits
+from tests.engine.fake_runner import HIDDEN, VOCAB, limits
 from tests.engine.support import GREEDY
 from tests.host.support import SERVICES
 
@@ -139,6 +139,15 @@ def test_wrong_ops_are_refused_at_the_call(op: str, fields: dict[str, Any], kind
 def test_a_program_of_another_model_is_refused() -> None:
     other = trace_epilogue(lambda: intrinsics.output(0, "logits"), Model(VOCAB + 1, 4)).program
     assert f"{VOCAB + 1} elements" in call(port(), "program", prog=9, text=other.text)["message"]
+
+
+@pytest.mark.parametrize(("reads", "words"), [([[0]], "looks at 2 read-outs"), ([[0, 1, 2]], "traced for 2 read-outs, the pass has 3")])
+def test_a_program_over_all_read_outs_needs_their_number(reads: list[list[int]], words: str) -> None:
+    made = port()
+    rows = trace_epilogue(lambda: intrinsics.outputs("hidden"), Model(VOCAB, HIDDEN), rows=2).program
+    call(made, "program", prog=9, text=rows.text)
+    refusal = call(made, "submit", **(SUBMIT | {"tokens": [1, 2, 3], "prog": 9, "reads": reads}))
+    assert refusal["type"] == "InvalidPass" and words in refusal["message"]
 
 
 @pytest.mark.parametrize(
