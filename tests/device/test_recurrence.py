@@ -217,8 +217,8 @@ PARAMS = {"width": 8, "stride": 24, "offset": 8, "bucket": 4}
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"width": 6}, "width"), ({"offset": 20}, "offset"), ({"offset": 2}, "offset"), ({"offset": -4}, "offset"), ({"offset": "0"}, "offset"),
-     ({"stride": 0}, "stride"), ({"stride": 23}, "stride"), ({"bucket": 0}, "bucket")],
+    [({"width": 6}, "width"), ({"stride": 0}, "stride"), ({"stride": 23}, "stride"), ({"bucket": 0}, "bucket"),
+     ({"offset": 20}, "offset"), ({"offset": 2}, "offset"), ({"offset": -4}, "offset"), ({"offset": "0"}, "offset")],
 )  # fmt: skip
 def test_parameters_that_do_not_fit_are_refused(device: Device, change: dict[str, Any], message: str) -> None:
     with pytest.raises(KernelError, match=f"recur: .*{message}"):

@@ -215,6 +215,30 @@ def moves(w: Writer) -> None:
     w.template("move_slots", "move_slots", {"width": 20, "bucket": 8}, buffers, [w.check("k_cache", want[0]), w.check("v_cache", want[1])])
 
 
+def recurrences(w: Writer) -> None:
+    """Runs from zeros and from slots, one folded by the host's count and one by the device's, and a row of no run."""
+    runs = [(3, NONE, 0, 3, NONE), (5, 1, 2, 1, NONE), (9, 1, 3, 3, 2)]  # end, start, write, limit, cell
+    step = np.concatenate([rows_step(10).words(), np.array(runs, np.uint32).reshape(-1)])
+    step[6:8] = len(step) - 5 * len(runs), len(runs)
+    rng = np.random.default_rng(8)
+    x, state = (rng.standard_normal(shape).astype(np.float32) for shape in ((10, 68), (4, 204)))
+    decay, gain = rng.uniform(-1, 1, (2, 68)).astype(np.float32)
+    out, kept = np.full((10, 68), np.nan), state.astype(np.float64)
+    for (end, start, write, limit, _), folded, begin in zip(runs, (3, 1, 2), (0, 3, 5), strict=True):
+        states = [state[start, 64:132].astype(np.float64) if start != NONE else np.zeros(68)]
+        for t in range(begin, end):
+            states.append(decay * states[folded if t - begin == limit else -1] + gain * x[t].astype(np.float64))
+            out[t] = states[-1]
+        kept[write, 64:132] = states[folded]
+    buffers = {"step": w.buffer(step), "arena": w.buffer(np.array([7, 7, 2], np.uint32)), "x": w.buffer(x), "decay": w.buffer(decay)}
+    buffers |= {"gain": w.buffer(gain), "state": w.buffer(state), "out": w.buffer(np.full((10, 68), 7, np.float32))}
+    checks = [
+        w.check("out", out.astype(np.float32), cpu=1e-5, webgpu=1e-5),
+        w.check("state", kept.astype(np.float32), cpu=1e-5, webgpu=1e-5),
+    ]
+    w.template("recur", "recur", {"width": 68, "stride": 204, "offset": 64, "bucket": 10}, buffers, checks)
+
+
 def epilogue(w: Writer, title: str, batch: Batch, rtol: float, atol: float) -> None:
     """A batch: statuses, outputs, put cells and their copies for the host."""
     checks = []
@@ -346,7 +370,7 @@ def maps(w: Writer) -> None:
 def text() -> str:
     """The whole file; the same on every run."""
     w = Writer()
-    for part in (embeds, norms, linears, ropes, attentions, moves, ops, programs, maps):
+    for part in (embeds, norms, linears, ropes, attentions, moves, recurrences, ops, programs, maps):
         part(w)
     covered = {op.name for op in OPS.values() if op.kind in ("elementwise", "reduce")}
     used = {node[0] for case in w.cases if "epilogue" in case for node in json.loads(case["epilogue"])["ops"]}
