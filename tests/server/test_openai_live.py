@@ -155,7 +155,7 @@ def test_max_completion_tokens_is_honoured(live: LiveServer) -> None:
         ({"n": 0}, openai.BadRequestError, 400, None, "n"),
         ({"max_tokens": -1}, openai.BadRequestError, 400, None, "max_tokens"),
         ({"top_p": 1.5}, openai.BadRequestError, 400, None, "top_p"),
-        ({"logit_bias": {"300": 1}}, openai.BadRequestError, 400, None, "logit_bias.300"),
+        ({"logit_bias": {"1000000": 1}}, openai.BadRequestError, 400, None, "logit_bias.1000000"),
         ({"top_logprobs": 3}, openai.BadRequestError, 400, None, "top_logprobs"),
         ({"response_format": {"type": "json_object"}}, openai.BadRequestError, 400, "unsupported_parameter", "response_format"),
         ({"messages": [{"role": "user", "content": "hello " * 600}]}, openai.BadRequestError, 400, "context_length_exceeded", "messages"),
