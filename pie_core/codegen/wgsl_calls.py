@@ -5,9 +5,10 @@ from __future__ import annotations
 from pie_core.codegen.schedule import SMALL_SORT, Place, Skeleton
 from pie_core.codegen.wgsl_routines import Routine, Rows
 from pie_core.codegen.wgsl_select import pivot, top_k
-from pie_core.codegen.wgsl_skeletons import matmul, ranks, running, scatter, scatter_set, sort
+from pie_core.codegen.wgsl_skeletons import matmul, ranks, running, scatter, scatter_distinct, scatter_set, sort
 from pie_core.codegen.wgsl_values import Values
 from pie_core.codegen.wgsl_writer import note_of
+from pie_core.eta.ops import OPS
 from pie_core.eta.program import Node
 from pie_core.eta.rules import elements
 
@@ -64,10 +65,18 @@ class Routines:
         if node.name in ("scatter_add", "scatter_set"):
             n = given[0].shape[0]
             base = rows[0]._replace(rows=n, n=elements(given[0].shape) // n)
+            if _distinct(body, node.args[1]):
+                return scatter_distinct(node.name == "scatter_add", base, rows[1], rows[2].region, wg), [*sources, results[0]]
             if node.name == "scatter_set" and skeleton.work_words:
                 return scatter_set(base, rows[1], rows[2].region, wg), [*sources, results[0], work]
             return scatter(node.name == "scatter_add", base, rows[1], rows[2].region, wg), [*sources, results[0]]
         raise AssertionError(f"no WGSL for the skeleton {node.name}")
+
+
+def _distinct(body: Values, index: int) -> bool:
+    """Whether the elements of `index` are known to differ: the order of one sorted row is."""
+    node = body.plan.node(body.plan.resolve(index))
+    return OPS[node.name].kind == "pick" and len(node.shape) == 1
 
 
 def _rows(node: Node, place: Place | None) -> Rows:

@@ -150,6 +150,18 @@ $turns_of_keys
   }
 }"""
 
+SCATTER_DISTINCT = """fn NAME(lid: u32, base: u32, index: u32, values: u32, result: u32) {  // no row is named twice
+  for (var i = lid; i < $all; i += $wg) { scratch[result + i] = $base_word; }
+  storageBarrier();
+  for (var u = lid; u < $updates; u += $wg) {
+    let j = u / $columns;
+    let column = u % $columns;
+    let row = $row;
+    let to = result + row * $columns + column;
+    if (row < $n) { scratch[to] = $update; }
+  }
+}"""
+
 SCATTER = """fn NAME(lid: u32, base: u32, index: u32, values: u32, result: u32) {  // rows of a thread's own, updates in index order
   for (var i = lid; i < $all; i += $wg) { scratch[result + i] = $base_word; }
   storageBarrier();
@@ -205,7 +217,7 @@ def scatter_set(base: Rows, index: Rows, values: str, workgroup: int) -> Routine
         SCATTER_SET, all=n * columns, wg=workgroup, n=n, m=m, columns=columns, part=-(-m // workgroup),
         four_m=4 * m, at=2 * m * (turns % 2),
         base_word=region_word(base.region, "base + i"), row=region_word(index.region, "index + j"),
-        update=region_word(values, f"values + j * {columns}u + column"), turns_of_keys=_radix(m, turns, workgroup, "  "),
+        update=_update(False, base, values), turns_of_keys=_radix(m, turns, workgroup, "  "),
     )  # fmt: skip
     loops = -(-n * columns // workgroup) + -(-m // workgroup) * (2 + columns)
     return Routine(text, loops + _radix_iterations(m, turns, workgroup))
@@ -238,17 +250,32 @@ def matmul(a: Rows, b: Rows, workgroup: int) -> Routine:
     return Routine(fill(MATMUL, scan=scan("part", "f32", "+", "0.0"), **values, **code), together)
 
 
+def scatter_distinct(add: bool, base: Rows, index: Rows, values: str, workgroup: int) -> Routine:
+    """(lid, base, index, values, result): `scatter` where the indices are known to differ."""
+    n, columns, m = base.rows, base.n, index.n
+    text = fill(
+        SCATTER_DISTINCT, all=n * columns, wg=workgroup, n=n, columns=columns, updates=m * columns,
+        base_word=region_word(base.region, "base + i"), row=region_word(index.region, "index + j"),
+        update=_update(add, base, values),
+    )  # fmt: skip
+    return Routine(text, -(-n * columns // workgroup) + -(-m * columns // workgroup))
+
+
+def _update(add: bool, base: Rows, values: str) -> str:
+    """The word that update j leaves at `to`."""
+    at = f"values + j * {base.n}u + column"
+    if not add:
+        return region_word(values, at)
+    return word_of(f"{value_of('scratch[to]', base.dtype)} + {region_value(values, at, base.dtype)}", base.dtype)
+
+
 def scatter(add: bool, base: Rows, index: Rows, values: str, workgroup: int) -> Routine:
     """(lid, base, index, values, result): updates of rows of a table, their values in region `values`. In the result, one thread owns a
     row of a column."""
-    n, columns, m, dtype = base.rows, base.n, index.n, base.dtype
+    n, columns, m = base.rows, base.n, index.n
     shares = max(1, workgroup // columns)
-    word = region_word(values, "values + j * $columns + column")
-    update = word
-    if add:
-        update = word_of(f"{value_of('scratch[to]', dtype)} + {region_value(values, 'values + j * $columns + column', dtype)}", dtype)
     text = fill(
         SCATTER, all=n * columns, wg=workgroup, n=n, m=m, columns=columns, units=shares * columns, shares=shares,
-        base_word=region_word(base.region, "base + i"), row=region_word(index.region, "index + j"), update=fill(update, columns=columns),
+        base_word=region_word(base.region, "base + i"), row=region_word(index.region, "index + j"), update=_update(add, base, values),
     )  # fmt: skip
     return Routine(text, -(-n * columns // workgroup) + -(-shares * columns // workgroup) * (1 + m))

@@ -123,6 +123,11 @@ for name in ("scatter_set", "scatter_add"):
         case(f"{dtype} {base} {m}", name, ((dtype, base), (index, (m,)), (dtype, (m, *base[1:]))), indices(base[0]), LOOSE)
 for base, m in (((300,), 1024), ((300,), 1025), ((4097,), 3000), ((70, 3), 1500)):  # up to SMALL_SORT updates one by one, then by sorting
     case(f"many {base} {m}", "scatter_set", (("f32", base), ("i32", (m,)), ("f32", (m, *base[1:]))), indices(base[0]))
+for name in ("scatter_set", "scatter_add"):  # the order of a sorted row names no row twice
+    for n, m in ((40, 300), (2000, 1500)):
+        CASES[f"{name} by order {n} {m}"] = Case(
+            lambda base, x, name=name: F[name](base, F["sort_desc"](x)[1], x), (("f32", (n,)), ("f32", (m,))), few, 2e-6, 1e-6
+        )
 case("bool", "scatter_set", (("bool", (50,)), ("u32", (30,)), ("bool", (30,))), indices(50))
 for shape in ((3, 1000), (1, 5), (300, 7), (2, 3, 4, 5), (40, 130)):
     case(f"f32 {shape}", "reduce_sum", (("f32", shape),), tame, LOOSE)
