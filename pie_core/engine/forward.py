@@ -11,6 +11,7 @@ from pie_core.engine.errors import EngineError, InvalidPass
 from pie_core.engine.geometry import Geometry, check_shape
 from pie_core.engine.pass_checks import check_reads, check_tokens
 from pie_core.engine.program_info import ProgramInfo
+from pie_core.engine.recurrent import RecurrentState
 from pie_core.engine.runner import RunnerLimits
 from pie_core.engine.values import Value
 from pie_core.engine.working_set import WorkingSet
@@ -54,7 +55,7 @@ class PassSpec:
 class Part:
     """The tokens of a pass that go to one working set, and how far they have been scheduled."""
 
-    __slots__ = ("done", "ids", "n", "named_for", "names", "reads", "tail", "ticket", "undo", "ws")
+    __slots__ = ("before", "done", "ids", "n", "named_for", "names", "reads", "tail", "ticket", "undo", "ws")
 
     def __init__(self, ws: WorkingSet, ids: Sequence[int] | None, n: int, reads: tuple[int, ...]) -> None:
         self.ws = ws
@@ -65,8 +66,19 @@ class Part:
         self.done = 0
         self.ticket = -1
         self.undo = (0, 0)  # (length, frozen) before the first token
+        self.before: RecurrentState | None = None  # the set's, held until the pass ends
         self.names: list[bytes] = []  # of the full pages that the set will have (see reuse.py), worked out for this state of it
         self.named_for: tuple[int, int] | None = None
+
+    def keep_state(self) -> None:
+        """The recurrent state of the set is about to change: hold what it was before the pass, if nothing is held yet."""
+        if self.ws.state is not None and self.before is None:
+            self.before = self.ws.state.copy()
+
+    def forget_state(self) -> None:
+        """The pass has ended."""
+        if self.before is not None:
+            self.before.clear()
 
 
 class ChannelUse:
@@ -119,8 +131,8 @@ class Pass:
         "reuse",
         "revives",
         "seq",
-        "short",
         "sink",
+        "size",
         "skip",
         "started",
         "status_word",
@@ -160,7 +172,7 @@ class Pass:
         self.seq = seq  # grows with each pass the engine accepts
         self.accepted_at = accepted_at
         self.remaining = sum(p.n for p in parts)
-        self.short = self.remaining <= SHORT_PASS
+        self.size = self.remaining
         self.reuse = reuse
         self.revives: WorkingSet | None = None  # the paused set that the pass computes again (see pausing.py)
         self.claims: list[bytes] = []  # names of pages that others wait for
@@ -200,6 +212,7 @@ class Pass:
         for part in self.parts:
             if self.started and not self.final:
                 part.ws.writing = False
+            part.forget_state()
             part.ws.order.leave(part.ticket)
         for use in self.uses:
             if use.puts:
@@ -220,6 +233,8 @@ class Pass:
         if not self.ended:
             self.ended = True
             self.instance.outstanding -= 1
+            for part in self.parts:
+                part.forget_state()
             self._release_claims()
             self.sink(self, None, cause)
 
@@ -263,6 +278,8 @@ class Pass:
         if self.started:
             for part in self.parts:
                 if not part.ws.dropped:
+                    if part.ws.state is not None and part.before is not None:
+                        part.ws.state.become(part.before)
                     part.ws.restore(*part.undo)
         self.finish(None, cause)
 

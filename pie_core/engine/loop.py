@@ -11,8 +11,8 @@ from typing import Any
 
 from pie_core.device.protocol import PAGE_TOKENS, DeviceError, DeviceLost
 from pie_core.engine.arena import Arena
-from pie_core.engine.errors import EngineError, EngineLost, EngineStopped, OutOfPages, PassFailed, PassSkipped
-from pie_core.engine.forward import Pass, PassSpec
+from pie_core.engine.errors import EngineError, EngineLost, EngineStopped, OutOfPages, OutOfSlots, PassFailed, PassSkipped
+from pie_core.engine.forward import SHORT_PASS, Pass, PassSpec
 from pie_core.engine.instance import Instance, InstanceLimits
 from pie_core.engine.linger import Linger
 from pie_core.engine.metrics import Metrics, StepRecord
@@ -23,6 +23,7 @@ from pie_core.engine.pipeline import Pipeline
 from pie_core.engine.predict import Guess, Predictor
 from pie_core.engine.prefix_cache import PrefixCache
 from pie_core.engine.program_info import ProgramInfo, ProgramInfos
+from pie_core.engine.recurrent import StatePool, slots_needed
 from pie_core.engine.runner import Runner, StepHandle
 from pie_core.engine.saved_sets import MemoryStore, SavedSets, SetStore
 from pie_core.engine.scheduler import Scheduler
@@ -60,21 +61,21 @@ class Engine:
     memory, for as long as the process lives.
     """
 
-    def __init__(
-        self, runner: Runner, *, predict: bool | None = None, deterministic: bool = False, sets: SetStore | None = None
-    ) -> None:
+    def __init__(self, runner: Runner, *, predict: bool | None = None, deterministic: bool = False, sets: SetStore | None = None) -> None:
         self.runner = runner
         self.limits = runner.limits
         self.pool = PagePool(self.limits.pages)
         self.cache = PrefixCache(self.pool)
+        self.states = StatePool(self.limits.state_slots) if self.limits.state_slots else None
         self.arena = Arena(self.limits.arena_words)
         self.metrics = Metrics()
         self.instances: dict[Instance, None] = {}
         self.deterministic = deterministic or self.limits.deterministic
         self.pace = Pace(self.limits.max_tokens, self.limits.mixed_prefill, enabled=not self.deterministic)
         self.streams = Streams()
-        self.scheduler = Scheduler(self.limits, self.pool, self.cache, runner.copy_page, self._prefill_rows)
-        self.predictor = Predictor(self.limits, self.pool, self.metrics, enabled=self.limits.spare_core if predict is None else predict)
+        self.scheduler = Scheduler(self.limits, self.pool, self.cache, runner.copy_page, self._prefill_rows, self.states)
+        guess = (self.limits.spare_core if predict is None else predict) and self.states is None
+        self.predictor = Predictor(self.limits, self.pool, self.metrics, enabled=guess)
         self.pressure = Pressure(self.scheduler, self.pool, self.predictor, self.metrics, self.instances)
         self.saved = SavedSets(self, sets or MemoryStore())
         self.lost: EngineError | None = None
@@ -149,6 +150,7 @@ class Engine:
             "arena_words_used": self.arena.used,
             "instances": len(self.instances),
             "in_flight": len(self._flights),
+            **({"state_slots_used": self.states.used, "state_slots_free": self.states.free} if self.states is not None else {}),
         }
 
     def timeline(self, since: int = -1) -> dict[str, object]:
@@ -156,8 +158,10 @@ class Engine:
         return {**self.metrics.export(since), "now": self.now()}
 
     async def prewarm(self, ids: Sequence[int], tenant: str = "") -> int:
-        """Compute the full pages of `ids` for later passes of `tenant` that begin with them; how many tokens are there now. They stay
-        until the pool needs the room. Raises InvalidPass, EngineError."""
+        """Compute the full pages of `ids` for later passes of `tenant` that begin with them; how many tokens are there now (none of a model
+        with recurrent state, whose prefixes are not shared). They stay until the pool needs the room. Raises InvalidPass, EngineError."""
+        if self.states is not None:
+            return 0
         instance = self.open_instance("prewarm", tenant)
         try:
             pipe = instance.pipeline()
@@ -366,7 +370,7 @@ class Engine:
             pipe = work.pipe
             for part in work.parts:
                 part.ws.used_at = now
-            if not pipe.closed and work.short:
+            if not pipe.closed and work.size <= SHORT_PASS:
                 self.streams.answered(pipe, now)
             if not pipe.queue and not pipe.flying and not pipe.stopped:
                 self._linger.answered(pipe, now)
@@ -404,6 +408,18 @@ class Engine:
         if not victim.pipe.queue:
             owner.idle(victim.pipe)
         self.metrics.failed_passes += 1
+        states = self.states
+        if states is not None and (need := slots_needed(victim)) > states.free:
+            victim.fail(
+                OutOfSlots(
+                    f"the pass needs {need} slots of recurrent state, {states.free} of {states.total} are free, and everybody who holds "
+                    "some waits for more; this, the youngest instance, gives way: drop working sets, or commit their buffers",
+                    needed=need,
+                    free=states.free,
+                    total=states.total,
+                )
+            )
+            return
         victim.fail(
             OutOfPages(
                 f"all {pool.total} KV pages are in use and everybody who holds some waits for more; "

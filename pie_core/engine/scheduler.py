@@ -13,6 +13,7 @@ from pie_core.engine.pages import PagePool
 from pie_core.engine.pausing import Revival
 from pie_core.engine.pipeline import ForkEntry, Pipeline
 from pie_core.engine.prefix_cache import PrefixCache
+from pie_core.engine.recurrent import StatePool, fold_before, slots_free
 from pie_core.engine.reuse import attach_pages, claim_pages, find_pages
 from pie_core.engine.runner import RunnerLimits
 from pie_core.engine.step import Step
@@ -32,12 +33,14 @@ class Scheduler:
         cache: PrefixCache,
         copy_page: Callable[[int, int], None],
         prefill_rows: Callable[[int], int],
+        states: StatePool | None = None,
     ) -> None:
         self._limits = limits
         self._pool = pool
         self._cache = cache
         self._copy_page = copy_page
         self._prefill_rows = prefill_rows
+        self._states = states
         self._short = min(SHORT_PASS, limits.max_tokens)
         self.instances: dict[Instance, None] = {}  # those with queued entries, in the order of their turns
         self.waiting: list[tuple[Pass, int]] = []  # passes that found too few free pages in the last fill, with their need
@@ -72,7 +75,7 @@ class Scheduler:
                     entry.run()
                     self.changed = True
                     continue
-                if entry.remaining > self._short and (entry.started or not self._mostly_there(entry)):
+                if entry.size > self._short and (entry.started or not self._mostly_there(entry)):  # the rest of a prompt too is prefill
                     long.append((pipe, entry))
                     break
                 state = self._admit(entry, step)
@@ -114,7 +117,7 @@ class Scheduler:
     def prefill_waits(self) -> bool:
         """Whether a pass that is more than a few tokens is next in its pipeline."""
         entries = (pipe.queue[0] for instance in self.instances for pipe in instance.active)
-        return any(isinstance(entry, Pass) and entry.remaining > self._short for entry in entries)
+        return any(isinstance(entry, Pass) and entry.size > self._short for entry in entries)
 
     def deadlocked(self) -> Pass | None:
         """With no step in flight and none to run: the pass to fail so that others can go on, if pages are what all wait for.
@@ -152,6 +155,7 @@ class Scheduler:
         if not work.started:
             for part in work.parts:
                 part.undo = (part.ws.length, part.ws.frozen)
+                part.keep_state()
                 if not work.reuse:
                     part.ws.public = min(part.ws.public, part.ws.length)
             claim_pages(work, self._cache)
@@ -169,7 +173,7 @@ class Scheduler:
         """None: may run in `step`. False: not yet. True: it can never run, was failed and left its queue."""
         error: EngineError | None = None
         try:
-            if not self._ready(work, step.number):
+            if not self._ready(work, step.number) or (self._states is not None and not self._state_ready(work, step, self._states)):
                 return False
         except EngineError as cause:
             error = cause
@@ -213,6 +217,18 @@ class Scheduler:
         if pipe.stop_channel is not None and pipe.flying and (len(pipe.flying) > 1 or work.shares()):
             return False  # it could be cancelled only if nobody else can build on it
         return work.started or (find_pages(work, self._cache) and self._pages(work))
+
+    def _state_ready(self, work: Pass, step: Step, states: StatePool) -> bool:
+        """Whether there are slots for the states of the pass, and its replayed tokens fit. Raises OutOfSlots, InvalidState."""
+        if work.started:
+            return True
+        if not slots_free(work, states):
+            self.waiting.append((work, 0))
+            return False
+        first = fold_before(work, self._limits)
+        for part in first:
+            step.fold(work, part)
+        return not first
 
     def _pages(self, work: Pass) -> bool:
         """Whether the pages of a whole pass are free for it. Raises ContextLengthExceeded, OutOfPages, InvalidState, InvalidPass."""

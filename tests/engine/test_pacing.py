@@ -124,8 +124,8 @@ async def test_the_timeline_tells_what_steps_held() -> None:
         line = engine.timeline()
         names = line["columns"]
         steps = [dict(zip(names, step, strict=True)) for step in line["steps"]]  # type: ignore[arg-type, call-overload]
-        assert [s["prefill_tokens"] for s in steps] == [32, 0, 0, 0, 0]
-        assert [s["decode_tokens"] for s in steps] == [0, 8, 1, 1, 8], "the rest of a prompt counts as short"
+        assert [s["prefill_tokens"] for s in steps] == [32, 8, 0, 0, 0]
+        assert [s["decode_tokens"] for s in steps] == [0, 0, 1, 1, 8], "what shared pages leave of a prompt counts as short"
         assert steps[-1]["reused_tokens"] == 32 and steps[0]["reused_tokens"] == 0
         assert all(s["pages_used"] + s["pages_free"] == runner.limits.pages for s in steps)
         assert all(s["busy_s"] >= 0 and s["settled"] >= s["submitted"] and not s["failed"] for s in steps)

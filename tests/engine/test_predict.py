@@ -757,7 +757,7 @@ async def test_a_prefill_waits_for_one_step_at_most() -> None:
 
 async def test_a_prefill_takes_the_step_and_the_loop_goes_on_beside_it() -> None:
     runner = FakeRunner(limits(max_tokens=8), delay=0.001)
-    async with running(runner) as engine:
+    async with running(runner, deterministic=True) as engine:
         inst, other = engine.open_instance("loop"), engine.open_instance("prefill")
         loop = asyncio.ensure_future(decode(inst, [1], 30))
         await asyncio.sleep(0.01)
