@@ -45,8 +45,8 @@ class WebGpuDevice:
         self.gpu = gpu
         self.raw = raw
         self.map_read = gpu.MapMode.READ if map_read is None else map_read
-        most = min(SCRATCH_BYTES, *(info.limits[name] for name in SIZE_LIMITS if name in info.limits))
-        most -= most % 16  # buffers are rounded up to that
+        most = min(info.limits.get(name, SCRATCH_BYTES) for name in SIZE_LIMITS)
+        most = min(most, SCRATCH_BYTES) // 16 * 16  # buffers are rounded up to 16 bytes
         self.kernels = KernelCache(gpu, raw, "software" if info.software else "gpu", most)
         self.epilogue_scratch = EpilogueScratch(self, most)
         self.epoch = 0  # counts destroyed buffers; a plan checks its own when this moved
