@@ -176,7 +176,7 @@ class Pass:
         self.reuse = reuse
         self.revives: WorkingSet | None = None  # the paused set that the pass computes again (see pausing.py)
         self.claims: list[bytes] = []  # names of pages that others wait for
-        self.found: list[list[int]] = []  # pages that the last look found for each part (see reuse.py)
+        self.found: list[Sequence[int]] = [()] * len(parts)  # pages that the last look found for each part (see reuse.py)
         self.skip = 0  # tokens that they hold
         self.reads = sum(len(p.reads) for p in parts)
         self.tail = sum(p.tail for p in parts)  # tokens that must run in the last step

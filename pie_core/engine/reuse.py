@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pie_core.device.protocol import PAGE_TOKENS
@@ -17,7 +18,7 @@ def find_pages(work: Pass, cache: PrefixCache) -> bool:
 
     Nothing at or behind the earliest read-out is skipped, and never the last token.
     """
-    found: list[list[int]] = []
+    found: list[Sequence[int]] = []
     work.found, work.skip, skip = found, 0, 0
     for part in work.parts:
         pages: list[int] = []
@@ -47,7 +48,7 @@ def attach_pages(work: Pass) -> None:
             part.done = len(pages) * PAGE_TOKENS - part.ws.length % PAGE_TOKENS
             part.ws.attach(pages, part.ids[: part.done], freeze=freeze)
     work.remaining -= work.skip
-    work.found, work.skip = [], 0
+    work.found, work.skip = [()] * len(work.parts), 0
 
 
 def claim_pages(work: Pass, cache: PrefixCache) -> None:

@@ -33,6 +33,7 @@ class Scheduler:
         cache: PrefixCache,
         copy_page: Callable[[int, int], None],
         prefill_rows: Callable[[int], int],
+        *,
         states: StatePool | None = None,
     ) -> None:
         self._limits = limits
@@ -158,9 +159,10 @@ class Scheduler:
                 part.keep_state()
                 if not work.reuse:
                     part.ws.public = min(part.ws.public, part.ws.length)
-            claim_pages(work, self._cache)
-            step.reused_tokens += work.skip
-            attach_pages(work)
+            if work.size > len(work.parts):
+                claim_pages(work, self._cache)
+                step.reused_tokens += work.skip
+                attach_pages(work)
             for part in work.parts:
                 part.ws.reserve(part.n - part.done, self._copy_page)
                 part.ws.written_by(work)
@@ -216,7 +218,7 @@ class Scheduler:
         pipe = work.pipe
         if pipe.stop_channel is not None and pipe.flying and (len(pipe.flying) > 1 or work.shares()):
             return False  # it could be cancelled only if nobody else can build on it
-        return work.started or (find_pages(work, self._cache) and self._pages(work))
+        return work.started or ((work.size == len(work.parts) or find_pages(work, self._cache)) and self._pages(work))
 
     def _state_ready(self, work: Pass, step: Step, states: StatePool) -> bool:
         """Whether there are slots for the states of the pass, and its replayed tokens fit. Raises OutOfSlots, InvalidState."""
