@@ -12,7 +12,7 @@ import pie_core.eta.program as program_module
 from pie_core.codegen import emit_epilogue_wgsl, emit_epilogue_wgsl_split, wgsl_text
 from pie_core.codegen.wgsl import MAX_ITERATIONS
 from pie_core.eta import Program, ProgramError, intrinsics
-from tests.codegen.author import F, map_program, over_cells, traced
+from tests.codegen.author import F, counter, map_program, over_cells, traced
 from tests.codegen.gpu import lavapipe_gpu
 from tests.codegen.wgsl_families import GOLDEN, VOCAB, all_kernels, families, golden_texts, gumbel
 from tests.support.tint import compile_wgsl
@@ -45,14 +45,12 @@ def test_bindings_and_workgroup_memory_fit_every_device() -> None:
 
 def test_softmax_temperature_and_gumbel_over_a_vocabulary_is_one_dispatch() -> None:
     """On software adapters and for wide batches; split, a launch a phase: one dependent reduction is two."""
+    noise = counter()
 
     def sample() -> Any:
         p = F["softmax"](intrinsics.output(0) / 0.7)
         return F["gumbel_max"](F["log"](p), noise.take())
 
-    from tests.codegen.author import counter
-
-    noise = counter()
     for workgroup in (32, 256):
         assert emit_epilogue_wgsl(traced(sample, VOCAB).program, workgroup).grid == (0, 1, 1)
     grids = {name: [k.grid for k in emit_epilogue_wgsl_split(families()[name], 16)] for name in ("greedy", "gumbel", "pivot_rank")}
