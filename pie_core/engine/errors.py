@@ -43,6 +43,10 @@ class OutOfPages(EngineError):
     """A pass needs more KV pages than can ever be free for it, or the pool is exhausted with nobody able to go on."""
 
 
+class OutOfSlots(EngineError):
+    """A pass needs more slots of recurrent state than there are, or all are taken with nobody able to go on."""
+
+
 class ArenaFull(EngineError):
     """The device memory for channel cells is used up."""
 

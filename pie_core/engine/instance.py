@@ -14,6 +14,7 @@ from pie_core.engine.errors import BudgetExceeded, EngineError, InstanceClosed, 
 from pie_core.engine.forward import Pass, PassSink, PassSpec, check_parts
 from pie_core.engine.pages import PageOwner
 from pie_core.engine.pipeline import ForkEntry, Pipeline
+from pie_core.engine.recurrent import RecurrentState, check_recurrent
 from pie_core.engine.saved_sets import check_name
 from pie_core.engine.values import Value, committed
 from pie_core.engine.working_set import WorkingSet, pages_for
@@ -52,7 +53,7 @@ class Instance(PageOwner):
         self.outstanding = 0
         self.busy = 0  # saves and opens that go on
         self.root = engine.cache.root(tenant)  # where the names of its pages start
-        self.reuse = reuse
+        self.reuse = reuse and engine.states is None  # pages of a prefix do not bring its recurrent state
         self.revivals: dict[WorkingSet, Revival] = {}  # paused sets that are computed again now
         self.active: dict[Pipeline, None] = {}  # pipelines with queued entries
         self.pipelines: dict[Pipeline, None] = {}
@@ -270,6 +271,8 @@ class Instance(PageOwner):
             raise PipelineClosed("submit: the pipeline is closed; make a new one")
         if self.outstanding >= self.limits.outstanding:
             raise BudgetExceeded(f"{self.outstanding} passes are outstanding, the most is {self.limits.outstanding}: await some first")
+        if engine.states is not None:
+            check_recurrent(spec)
         parts = check_parts(spec, engine.limits)
         for part in parts:
             self._own(part.ws)
@@ -378,7 +381,9 @@ class Instance(PageOwner):
 
     def new_set(self, *, born: bool = True) -> WorkingSet:
         """A set that is charged to this instance and is not in its table."""
-        return WorkingSet(self.engine.pool, self.engine.cache, self, self.root, self.engine.accept(), born=born)
+        engine = self.engine
+        state = RecurrentState(engine.states) if engine.states is not None else None
+        return WorkingSet(engine.pool, engine.cache, self, self.root, engine.accept(), born=born, state=state)
 
     def _own(self, ws: WorkingSet) -> None:
         if ws.leaving or ws not in self.working_sets:

@@ -73,7 +73,7 @@ class Engine:
         self.deterministic = deterministic or self.limits.deterministic
         self.pace = Pace(self.limits.max_tokens, self.limits.mixed_prefill, enabled=not self.deterministic)
         self.streams = Streams()
-        self.scheduler = Scheduler(self.limits, self.pool, self.cache, runner.copy_page, self._prefill_rows, self.states)
+        self.scheduler = Scheduler(self.limits, self.pool, self.cache, runner.copy_page, self._prefill_rows, states=self.states)
         guess = (self.limits.spare_core if predict is None else predict) and self.states is None
         self.predictor = Predictor(self.limits, self.pool, self.metrics, enabled=guess)
         self.pressure = Pressure(self.scheduler, self.pool, self.predictor, self.metrics, self.instances)

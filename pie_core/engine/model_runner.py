@@ -9,7 +9,7 @@ from pathlib import Path
 from pie_core.device.move_slots import SlotMover
 from pie_core.device.protocol import LANE_ALIGN, Device, DeviceError, EpilogueSpec, Launch, Plan
 from pie_core.engine.page_io import PageIO
-from pie_core.engine.runner import ROW_WORDS, RunnerLimits, StepBatch
+from pie_core.engine.runner import ROW_WORDS, RUN_WORDS, RunnerLimits, StepBatch
 from pie_core.engine.step_buffer import HEADER_WORDS, pack_step
 from pie_core.eta.program import Program
 from pie_core.models.registry import resolve
@@ -24,6 +24,9 @@ TABLE_WORDS = 1 << 15
 LANE_WORDS = 1 << 14
 MASK_WORDS = 1 << 16
 MIXED_PREFILL = 64  # rows a step beside decode at most, where products gain nothing from more (see pacing.py)
+STATE_SHARE = 4  # one part in so many of the pool's bytes holds recurrent state, where the model has some
+MAX_SLOTS = 1024
+COUNTED_PAGES = 1 << 16  # of a model without attention: they hold nothing and still bound the tokens alive
 EPILOGUE_PLANS = 256  # compiled epilogues kept
 
 
@@ -60,16 +63,27 @@ class ModelRunner:
         architecture = resolve(checkpoint.metadata, poem)
         config = architecture.Config.from_metadata(checkpoint.metadata)
         graph = trace_model(architecture.Model, config, checkpoint)
-        page = CompiledModel.page_bytes(graph)
-        pages = min(kv_pool_bytes // page, 1 << 20)
+        page, slot = CompiledModel.page_bytes(graph), CompiledModel.slot_bytes(graph)
+        slots = 0
+        if slot:
+            slots = min(kv_pool_bytes // STATE_SHARE // slot, MAX_SLOTS)
+            if slots < 2:  # the state before a pass and the one behind it
+                raise DeviceError(
+                    f"the KV pool of {kv_pool_bytes} bytes leaves 1/{STATE_SHARE} for recurrent state, less than two slots of {slot} "
+                    "bytes; raise --kv-pool-mb"
+                )
+            kv_pool_bytes -= slots * slot
+        pages = min(kv_pool_bytes // page, 1 << 20) if page else COUNTED_PAGES
         if pages < 1:
             raise DeviceError(f"the KV pool of {kv_pool_bytes} bytes is smaller than one page of {page} bytes; raise --kv-pool-mb")
         max_tokens = device.token_buckets[-1]
         words = HEADER_WORDS + ROW_WORDS * max_tokens + MAX_READS + TABLE_WORDS + MASK_WORDS + 64 + LANE_WORDS
+        if slots:
+            words += RUN_WORDS * max_tokens
         if deterministic:  # each lane is aligned
             words += LANE_ALIGN // 4 * max_tokens
         tables = Tables(device.create_buffer(4 * words, "step"), device.create_buffer(4 * ARENA_WORDS, "arena"))
-        model = CompiledModel(device, graph, checkpoint, tables, pages=pages, max_reads=MAX_READS, progress=progress)
+        model = CompiledModel(device, graph, checkpoint, tables, pages=pages, max_reads=MAX_READS, slots=slots, progress=progress)
         limits = RunnerLimits(
             max_tokens=max_tokens,
             max_reads=model.max_reads,
@@ -84,6 +98,7 @@ class ModelRunner:
             mask_words=MASK_WORDS,
             mixed_prefill=MIXED_PREFILL if device.info.kind == "cpu" or device.info.software else max_tokens,
             deterministic=deterministic,
+            state_slots=slots,
             spare_core=not device.info.software,
         )
         return cls(device, model, tables, limits)

@@ -17,7 +17,7 @@ class PageIO:
         self._device = device
         self._parts = [(cache, 4 * PAGE_TOKENS * width) for pair, width in zip(caches, widths, strict=True) for cache in pair]
         self.page_bytes = sum(size for _, size in self._parts)
-        self._at_once = max(1, STAGED_BYTES // self.page_bytes)
+        self._at_once = max(1, STAGED_BYTES // max(1, self.page_bytes))  # a model without attention has nothing in its pages
         self._staging: Buffer | None = None
 
     def read(self, pages: Sequence[int]) -> Awaitable[bytes]:

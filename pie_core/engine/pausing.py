@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pie_core.engine.errors import EngineError, PassSkipped
 from pie_core.engine.forward import FOLDING, Part, Pass
 from pie_core.engine.pipeline import Pipeline
+from pie_core.engine.recurrent import slots_needed
 from pie_core.engine.values import Value
 from pie_core.engine.working_set import WorkingSet
 
@@ -104,28 +105,33 @@ class Pressure:
         unused = [ws for ws in sets if ws.order.idle and ws.may_pause()]
         cold = sorted((ws for ws in unused if now - ws.used_at >= PATIENCE), key=lambda ws: ws.used_at)
         soon = min((ws.used_at + PATIENCE - now for ws in unused if now - ws.used_at < PATIENCE), default=0.0)
-        if self._pause(cold, need):
+        if self._pause(cold, work, need):
             return self._promised(work, need), 0.0
         if not halted or soon:
             return False, soon
         stuck = [ws for ws in reversed(sets) if not ws.order.idle and ws.may_pause()]  # the youngest first: both tables are in order
-        if self._pause(stuck, need) or self._pool.free >= need:
+        if self._pause(stuck, work, need) or self._enough(work, need):
             return self._promised(work, need), 0.0
         return False, 0.0
 
-    def _pause(self, sets: Iterable[WorkingSet], need: int) -> bool:
-        """Pause some of `sets` until `need` pages are free; whether that was reached by pausing. Sets whose pages all have other
-        holders too go last."""
+    def _enough(self, work: Pass, need: int) -> bool:
+        """Whether `need` pages are free, and slots for the recurrent states of `work`."""
+        states = work.instance.engine.states
+        return self._pool.free >= need and (states is None or states.free >= slots_needed(work))
+
+    def _pause(self, sets: Iterable[WorkingSet], work: Pass, need: int) -> bool:
+        """Pause some of `sets` until `need` pages are free for `work`; whether that was reached by pausing. Sets whose pages all have
+        other holders too go last."""
         pool = self._pool
         order = sorted(sets, key=lambda ws: all(pool.refs(page) > 1 for page in ws.pages))
         gone = 0
         for ws in order:
-            if pool.free >= need:
+            if self._enough(work, need):
                 break
             ws.pause()
             gone += 1
         self._metrics.paused += gone
-        return gone > 0 and pool.free >= need
+        return gone > 0 and self._enough(work, need)
 
     def _promised(self, work: Pass, need: int) -> bool:
         if self._scheduler.promise is not None and self._scheduler.promise[0] is work:

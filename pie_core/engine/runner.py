@@ -9,6 +9,7 @@ from typing import Protocol
 from pie_core.eta.program import Program
 
 ROW_WORDS = 8  # u32 words of one token row of the step buffer
+RUN_WORDS = 5  # of one run of its recurrence table
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class RunnerLimits:
     mask_words: int = 1 << 16  # words of the mask blocks of one step
     mixed_prefill: int = 1 << 30  # token rows of prefill in a step that also decodes: bounds what a long prompt adds to everybody's token
     deterministic: bool = False  # the runner computes a row in the same way whatever else a step holds
+    state_slots: int = 0  # slots of recurrent state, numbered from 0 on; 0: the model has none
     spare_core: bool = True  # False where the device computes on every core of the host: work beside a step then only slows the step
 
 
@@ -50,6 +52,8 @@ class StepBatch:
         index into `tables`, and `mask` one more than an index into `masks`, or 0; packing adds the offsets at which they start.
     tables: page numbers of every sequence of the step, one after another.
     masks: mask blocks, one after another (see device/mask_block.py).
+    runs: of a model with recurrent state: 5 words a run of rows of one sequence, in order, and every row in one: the row behind its last,
+        slot to start from, slot to write, rows that may be folded, arena word with their count (see the template "recur").
     reads: token row of each read-out; a pass's read-outs are consecutive.
     results_words: words of the results region that the lanes use, from 0 on.
     """
@@ -57,6 +61,7 @@ class StepBatch:
     rows: list[int] = field(default_factory=list)
     tables: list[int] = field(default_factory=list)
     masks: list[int] = field(default_factory=list)
+    runs: list[int] = field(default_factory=list)
     n_seqs: int = 0
     reads: list[int] = field(default_factory=list)
     epilogues: list[EpilogueGroup] = field(default_factory=list)

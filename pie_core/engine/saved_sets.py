@@ -123,6 +123,17 @@ class SavedSets:
             sink(None, cause or InvalidState("save: the working set was dropped"))
             return
         recipe, length, pages = ws.recipe, ws.length, list(ws.pages)
+        if ws.state is not None:  # its slot is not read back: the ids are kept, and the set is computed again
+            if ws.buffered or recipe.known < length:
+                sink(
+                    None,
+                    InvalidState(
+                        f"save: of the {length} tokens {ws.buffered} are buffered and {recipe.known} known by their ids; with recurrent "
+                        "state a set is saved by its ids: commit or discard the buffer, and use no window, mask or unread device tokens"
+                    ),
+                )
+                return
+            pages = []
         parents = tuple(ws.parents) if ws.parents is not None else None
         empty = Snapshot(length, ws.frozen, parents, tuple(recipe.ids), recipe.known, b"")
         behind = list(ws.inherited)  # passes in flight when it was forked: their failure is its own

@@ -7,6 +7,7 @@ from pie_core.engine.forward import Part, Pass
 from pie_core.engine.geometry import block_words, sights
 from pie_core.engine.predict import Guess
 from pie_core.engine.program_info import ProgramInfo
+from pie_core.engine.recurrent import RecurrentState, replayed
 from pie_core.engine.runner import ROW_WORDS, EpilogueGroup, RunnerLimits, StepBatch
 from pie_core.engine.step_buffer import aligned_lane_words
 from pie_core.engine.working_set import WorkingSet, pages_for
@@ -54,6 +55,10 @@ class Step:
         room = min(room, self.prefill_room - (self.n_tokens - self.decode_tokens))
         if room <= 0:
             return 0
+        if limits.state_slots:
+            room -= replayed(work)
+            if room <= 0 or (work.geometry.mode == "buffered" and room < work.remaining):
+                return 0  # a buffer runs as a whole: behind a cut, its first part would be replayed
         tables = sum(pages_for(p.ws.length + p.n - p.done) for p in work.parts if p.done < p.n)
         if len(batch.tables) + tables > limits.table_words:
             return 0
@@ -65,6 +70,8 @@ class Step:
         left = work.to_compute
         if left <= room and self._epilogue_fits(work):
             return left
+        if limits.state_slots and work.geometry.mode == "buffered":
+            return 0
         return min(room, left - max(work.tail, 1)) if work.embed is None else 0
 
     def add(self, work: Pass, count: int) -> None:
@@ -83,6 +90,8 @@ class Step:
             n = min(count, part.n - part.done)
             first_row, first_index = len(self.batch.rows) // ROW_WORDS, part.done
             if n:
+                if part.ws.state is not None:
+                    first_row += len(part.ws.state.replay)
                 self._rows(work, part, n, source)
                 if work.geometry.tree is not None:
                     part.ws.grow(work.geometry.tree[part.done : part.done + n])
@@ -98,6 +107,24 @@ class Step:
                 self.batch.reads.extend([first_row + r - first_index for r in part.reads])
         if last:
             self._finish(work, read_row)
+
+    def fold(self, work: Pass, part: Part) -> None:
+        """Fold what the set of a part has committed, in front of `work`, which then has to wait for a later step; if there is room."""
+        ws, batch, limits = part.ws, self.batch, self._limits
+        state = ws.state
+        assert state is not None  # `fold_before`
+        n = ws.frozen - state.at
+        if n > limits.max_tokens - self.n_tokens or len(batch.tables) + pages_for(ws.frozen) > limits.table_words:
+            return
+        part.keep_state()
+        table = len(batch.tables)
+        batch.tables.extend(ws.pages[: pages_for(ws.frozen)])
+        batch.n_seqs += 1
+        self._replay(state, n, table)
+        batch.runs += (len(batch.rows) // ROW_WORDS, *state.extend((), 0, n), NONE)
+        ws.last_step = self.number
+        self.n_tokens += n
+        self.touched.append(work)
 
     def fits(self, guess: Guess, pages: int) -> bool:
         """Whether there is room for a guess beside everything else."""
@@ -139,6 +166,15 @@ class Step:
         batch.n_seqs += 1
         rows = batch.rows
         ids = part.ids
+        state = ws.state
+        if state is not None:
+            ahead = len(state.replay)
+            self.n_tokens += ahead
+            self._replay(state, ahead, table)
+            folding = work.geometry.mode == "folding"
+            tokens = [(token, window, sinks) for token in ids[part.done : part.done + n]] if ids is not None and not folding else ()
+            run = state.extend(tokens, n, ahead + n if folding else ws.frozen - state.at)
+            batch.runs += (len(rows) // ROW_WORDS + n, *run, NONE)
         if work.geometry.shaped:
             for k, (depth, block) in enumerate(sights(work.geometry, ws, part.done, n)):
                 slot = pages[pos // PAGE_TOKENS] * PAGE_TOKENS + pos % PAGE_TOKENS
@@ -156,6 +192,11 @@ class Step:
                 slot = pages[pos // PAGE_TOKENS] * PAGE_TOKENS + pos % PAGE_TOKENS
                 rows += (0, source + k, pos, slot, table, window, sinks, 0)
                 pos += 1
+
+    def _replay(self, state: RecurrentState, n: int, table: int) -> None:
+        """Rows of the first `n` tokens behind the folded prefix once more: they see what they saw, and their K and V are there already."""
+        for pos, (token, window, sinks) in enumerate(state.replay[:n], state.at):
+            self.batch.rows += (token, NONE, pos, NONE, table, window, sinks, 0)
 
     def _epilogue_fits(self, work: Pass | Guess) -> bool:
         limits = self._limits

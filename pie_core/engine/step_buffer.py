@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass
 
 from pie_core.device.protocol import LANE_ALIGN
-from pie_core.engine.runner import ROW_WORDS, StepBatch
+from pie_core.engine.runner import ROW_WORDS, RUN_WORDS, StepBatch
 from pie_core.eta.program import Program
 
 HEADER_WORDS = 16
@@ -37,8 +37,8 @@ def aligned_lane_words(words: int) -> int:
 
 
 def pack_step(batch: StepBatch, *, single_lanes: bool = False) -> PackedStep:
-    """Little-endian words of the whole step: header, token rows, reads, page tables, masks, then the lanes of each group. `single_lanes`:
-    a launch for each lane, aligned like a group."""
+    """Little-endian words of the whole step: header, token rows, reads, page tables, masks, runs, then the lanes of each group.
+    `single_lanes`: a launch for each lane, aligned like a group."""
     n_tokens, n_reads = batch.n_tokens, len(batch.reads)
     read_off = HEADER_WORDS + ROW_WORDS * n_tokens
     page_off = read_off + n_reads
@@ -55,6 +55,9 @@ def pack_step(batch: StepBatch, *, single_lanes: bool = False) -> PackedStep:
     words.extend(batch.reads)
     words.extend(batch.tables)
     words.extend(batch.masks)
+    if batch.runs:
+        words[6:8] = array("I", (len(words), len(batch.runs) // RUN_WORDS))
+        words.extend(batch.runs)
     groups: list[PackedGroup] = []
     for group in batch.epilogues:
         for lanes in ([lane] for lane in group.lanes) if single_lanes else (group.lanes,):

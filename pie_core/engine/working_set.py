@@ -11,6 +11,7 @@ from pie_core.engine.order import Ordered
 from pie_core.engine.pages import PageOwner, PagePool
 from pie_core.engine.prefix_cache import PrefixCache
 from pie_core.engine.recipe import Recipe
+from pie_core.engine.recurrent import RecurrentState
 
 if TYPE_CHECKING:
     from pie_core.engine.forward import Pass
@@ -65,12 +66,23 @@ class WorkingSet:
         "public",
         "recipe",
         "shared",
+        "state",
         "used_at",
         "writers",
         "writing",
     )
 
-    def __init__(self, pool: PagePool, cache: PrefixCache, owner: PageOwner, root: bytes, number: int = 0, *, born: bool = True) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        cache: PrefixCache,
+        owner: PageOwner,
+        root: bytes,
+        number: int = 0,
+        *,
+        born: bool = True,
+        state: RecurrentState | None = None,
+    ) -> None:
         self._pool = pool
         self._cache = cache
         self._owner = owner
@@ -82,6 +94,7 @@ class WorkingSet:
         self.length = 0
         self.parents: list[int] | None = None  # in the buffer, where it is a tree; None: each token follows the one before
         self.recipe = Recipe()
+        self.state = state  # of a model that has recurrent state
         self.chain: list[bytes] = []  # names of the leading full pages, as far as anybody asked
         self.cuts = 0  # times that tokens were taken away
         self.named = 0  # leading pages that `publish` is done with
@@ -192,6 +205,8 @@ class WorkingSet:
             return False
         if not all(w.ended for w in (*self.writers, *self.inherited)):
             return False
+        if self.state is not None and self.buffered:
+            return False  # computing it again folds every token
         self.failure(0)  # learns of what it inherited
         useless = self.error is not None and self.fail_until is None
         return useless or self.recipe.known >= self.length
@@ -201,10 +216,16 @@ class WorkingSet:
         pages, self.pages = self.pages, []
         self.paused = True
         self.named = 0
+        if self.state is not None:
+            self.state.clear()
         self._pool.release(pages, self._owner)
 
     def resume(self, again: WorkingSet) -> None:
         """Take the pages of `again`, which holds the same tokens, and maybe more than this set still has."""
+        if self.state is not None and again.state is not None:
+            if again.length != self.length:
+                return  # cut meanwhile, and folded is folded: the next pass asks once more
+            self.state.become(again.state)
         pages, again.pages = again.pages, []
         again.length = again.frozen = 0
         keep = pages_for(self.length)
@@ -244,6 +265,9 @@ class WorkingSet:
         if length <= self.public:
             self.public = EVERYTHING
         self._trim()
+        self.paused = self.paused and length > 0
+        if self.state is not None and not self.state.cut(length):
+            self.pause()
 
     def fork_into(self, child: WorkingSet, *, buffer: bool) -> None:
         """Let `child` share this prefix (and the buffer when asked). No device work: a partial page is copied at first write."""
@@ -254,6 +278,8 @@ class WorkingSet:
         child.chain = self.chain[: length // PAGE_TOKENS]
         child.named, child.public = min(self.named, length // PAGE_TOKENS), self.public
         self._pool.share(child.pages, child._owner)
+        if child.state is not None and self.state is not None:
+            child.state.become(self.state, length)
         child.length, child.frozen = length, self.frozen
         child.parents = list(self.parents) if buffer and self.parents is not None else None
         child.last_step = self.last_step  # a copy of the partial page must come after the step that writes the parent's tokens
@@ -335,6 +361,12 @@ class WorkingSet:
                 f"truncate({length}) cuts into the frozen prefix of {self.frozen} tokens; allowed: the buffer, or a fork point ({points})",
                 frozen=self.frozen,
             )
+        if self.state is not None and 0 < length < self.state.at and self.recipe.known < length:
+            raise InvalidState(
+                f"truncate({length}): the recurrent state is folded to {self.state.at} tokens, which cannot be undone, and only the first "
+                f"{self.recipe.known} are known by their ids to compute it again: use the fork that was made there",
+                folded=self.state.at,
+            )
         self.restore(length, min(self.frozen, length))
 
     def fail(self, cause: EngineError, until: int | None) -> None:
@@ -358,6 +390,8 @@ class WorkingSet:
         self.dropped = True
         pages, self.pages = self.pages, []
         self.length = self.frozen = 0
+        if self.state is not None:
+            self.state.clear()
         self._pool.release(pages, self._owner)
 
     def _trim(self) -> None:

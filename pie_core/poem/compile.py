@@ -26,7 +26,8 @@ class Tables:
 
 
 class CompiledModel:
-    """Body and head plans of one model on one device. `logits` is f32 [max_reads, vocab], `hidden` f32 [max_reads, width]."""
+    """Body and head plans of one model on one device. `logits` is f32 [max_reads, vocab], `hidden` f32 [max_reads, width].
+    `caches` and `cache_widths` are those of the layers that have one; `state` is f32 [slots, state width] of a recurrent model."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class CompiledModel:
         *,
         pages: int,
         max_reads: int,
+        slots: int = 0,
         progress: Progress | None = None,
     ) -> None:
         self.device = device
@@ -53,11 +55,14 @@ class CompiledModel:
             for i, width in enumerate(self._lowered.widths)
         ]
         rows = pages * PAGE_TOKENS
-        self.caches = [
-            (device.create_buffer(4 * rows * width, f"k{i}"), device.create_buffer(4 * rows * width, f"v{i}"))  # [pages*16, width]
+        self._caches = {
+            i: (device.create_buffer(4 * rows * width, f"k{i}"), device.create_buffer(4 * rows * width, f"v{i}"))  # [pages*16, width]
             for i, width in enumerate(graph.cache_widths)
-        ]
-        self.cache_widths = graph.cache_widths
+            if width
+        }
+        self.caches = list(self._caches.values())
+        self.cache_widths = tuple(width for width in graph.cache_widths if width)
+        self.state = device.create_buffer(4 * slots * graph.state_width, "state") if graph.state_width else None
         self.logits = self._acts[self._lowered.outputs["logits"]]
         self.hidden = self._acts[self._lowered.outputs["hidden"]]
 
@@ -65,6 +70,11 @@ class CompiledModel:
     def page_bytes(graph: Graph) -> int:
         """Bytes of one KV page over all layers, K and V, f32."""
         return sum(2 * 4 * PAGE_TOKENS * w for w in graph.cache_widths)
+
+    @staticmethod
+    def slot_bytes(graph: Graph) -> int:
+        """Bytes of one slot of recurrent state, all layers together; 0 where the model has none."""
+        return 4 * graph.state_width
 
     @property
     def weight_bytes(self) -> int:
@@ -125,10 +135,13 @@ class CompiledModel:
             w = self.weights[r.names]
             return w.scales or w.quants
         if r.kind in ("k_cache", "v_cache"):
-            k, v = self.caches[r.index]
+            k, v = self._caches[r.index]
             return k if r.kind == "k_cache" else v
         if r.kind == "freqs":
             return self._freqs[r]
+        if r.kind == "state":
+            assert self.state is not None  # the graph has a recurrence
+            return self.state
         return self._tables.step if r.kind == "step" else self._tables.arena
 
     def _freq_table(self, dim: int, base: float) -> Buffer:

@@ -40,12 +40,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """A traced model. `cache_widths`: kv_heads * head_dim of each layer's cache."""
+    """A traced model. `cache_widths`: kv_heads * head_dim of each layer's cache, 0 of a layer without one; `state_width`: f32 of all
+    recurrent states of a sequence together, 0 where the model has none."""
 
     nodes: tuple[Node, ...]
     outputs: Mapping[str, int]
     parameters: Mapping[str, Param]
     cache_widths: tuple[int, ...]
+    state_width: int = 0
 
 
 def trace_model(model_class: Any, config: Any, checkpoint: Checkpoint) -> Graph:
@@ -58,15 +60,19 @@ def trace_model(model_class: Any, config: Any, checkpoint: Checkpoint) -> Graph:
     trace = Trace("model", table=TABLE, max_ops=1 << 16)
     caches = [Cache(i) for i in range(config.layers)]
     outputs = check_outputs(model(trace.add("tokens", (), {}, ("u32", ())), caches), config)
-    unused = [c.layer for c in caches if not c.width]
+    unused = [c.layer for c in caches if not c.width and not c.states]
     if unused:
         raise PoemError(f"layers {unused} never append to their cache; the config asks for {config.layers} layers")
     nodes = []
+    state_width = 0
     for i, n in enumerate(trace.ops):
         attrs: dict[str, ParamValue] = {k: bits_f32(int(v)) if k in _FLOATS else v for k, v in n.attrs.items()}
         weight = parameters.used[str(attrs.pop("w"))] if "w" in attrs else None
+        if n.name == "recur":
+            attrs["offset"] = state_width  # states lie side by side in a slot
+            state_width += n.shape[0]
         nodes.append(Node(i, n.name, n.args, attrs, n.shape[0] if n.shape else 0, weight))
-    return Graph(tuple(nodes), {k: v.id for k, v in outputs.items()}, dict(parameters.used), tuple(c.width for c in caches))
+    return Graph(tuple(nodes), {k: v.id for k, v in outputs.items()}, dict(parameters.used), tuple(c.width for c in caches), state_width)
 
 
 def check_outputs(found: Any, config: Any) -> dict[str, Tensor]:

@@ -41,9 +41,9 @@ class View:
 
 @dataclass(frozen=True)
 class Ref:
-    """A binding of a step: an activation (virtual, later physical, buffer), a weight, a cache, or a table of the runtime."""
+    """A binding of a step: an activation (virtual, later physical, buffer), a weight, a cache, the state slots, or a runtime table."""
 
-    kind: Literal["act", "quants", "scales", "vector", "k_cache", "v_cache", "freqs", "step", "arena"]
+    kind: Literal["act", "quants", "scales", "vector", "k_cache", "v_cache", "state", "freqs", "step", "arena"]
     index: int = 0  # act: buffer; caches: layer; freqs: head dimension
     names: tuple[str, ...] = ()  # weights: the parameters, merged by rows
     base: float = 0.0  # freqs: theta
@@ -122,6 +122,7 @@ class _Lowering:
             "linear": self.linear,
             "kv_append": self.kv_append,
             "attention": self.attention,
+            "recur": self.recur,
         }
         for n in self.g.nodes:
             if n.id in self.done:
@@ -262,6 +263,23 @@ class _Lowering:
             q=self.act(n.args[0], n),
             k_cache=Ref("k_cache", layer),
             v_cache=Ref("v_cache", layer),
+            out=Ref("act", out.buffer),
+        )
+
+    def recur(self, n: Node) -> None:
+        if self.rows[n.id] == "reads":
+            raise PoemError(f"layer {n.attrs['layer']}: a recurrence behind read_out would miss the tokens that are not read out")
+        out = self.view[n.id] = self.fresh(n.width)
+        self.emit(
+            n,
+            "recur",
+            {"width": n.width, "stride": self.g.state_width, "offset": n.attrs["offset"]},
+            step=Ref("step"),
+            arena=Ref("arena"),
+            x=self.act(n.args[0], n),
+            decay=Ref("vector", names=(n.matrix.name,)),
+            gain=Ref("vector", names=(str(n.attrs["gain"]),)),
+            state=Ref("state"),
             out=Ref("act", out.buffer),
         )
 

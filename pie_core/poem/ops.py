@@ -1,7 +1,7 @@
 """Poem: the model language. Its op rows stand beside eta's in the trace of a model; a tensor has the shape of ONE token row.
 
 Model files use the functions below and eta's operators. Weights are handles (`Param`) with their checkpoint format; the
-KV cache of a layer is a `Cache`.
+state of a layer, its KV cache and its recurrences, is a `Cache`.
 """
 
 from __future__ import annotations
@@ -67,11 +67,13 @@ class Parameters:
 
 
 class Cache:
-    """The paged KV cache of one layer; `append` says what every token adds to it."""
+    """The state of one layer: its paged KV cache, to which `append` adds every token, and recurrent states that `recur` advances.
+    `width`: of K, 0 without any; `states`: width of each recurrent state by name."""
 
     def __init__(self, layer: int) -> None:
         self.layer = layer
         self.width = 0
+        self.states: dict[str, int] = {}
 
     def append(self, k: Tensor, v: Tensor) -> None:
         """Store k and v, each [kv_heads * head_dim], at the token's slot, before any attention of this layer."""
@@ -79,6 +81,20 @@ class Cache:
             raise PoemError(f"layer {self.layer} appends to its cache twice")
         self.width = k.shape[0]
         k.trace.add("kv_append", (k, v), {"layer": self.layer})
+
+    def recur(self, name: str, x: Tensor, decay: Param, gain: Param) -> Tensor:
+        """Advance the layer's recurrent state `name`, f32 [width] and zero before the first token: h = decay * h + gain * x, elementwise,
+        for x [width] and the vectors decay and gain. Returns the token's h [width]. Raises PoemError."""
+        width = x.shape[0]
+        if name in self.states:
+            raise PoemError(f"layer {self.layer} advances its state {name!r} twice")
+        if width % 4:
+            raise PoemError(f"layer {self.layer}: state {name!r} has width {width}; kernels need a multiple of 4")
+        for what, w in (("decay", decay), ("gain", gain)):
+            if (w.fmt, w.rows, w.cols) != ("f32", 1, width):
+                raise PoemError(f"layer {self.layer}: {what} {w.name!r} of state {name!r} must be an f32 vector of {width}, like x")
+        self.states[name] = width
+        return x.trace.add("recur", (x,), {"layer": self.layer, "state": name, "w": decay.name, "gain": gain.name})
 
 
 # --- rows
@@ -116,6 +132,7 @@ _ROWS = (
     _op("rope", 1, "model", _row, "Rotary positions on every head (arXiv:2104.09864)."),
     _op("kv_append", 2, "effect", _pair, "Store k and v of the row in a layer's cache."),
     _op("attention", 1, "model", _row, "softmax(scale q K) V over the visible positions."),
+    _op("recur", 1, "model", _row, "h = decay * h + gain * x over the tokens of a sequence; h is kept in a state slot."),
     _op("read_out", 1, "model", _row, "The rows that the batch reads out; everything after it runs for those only."),
 )
 TABLE: dict[str, Op] = {**OPS, **{r.name: r for r in _ROWS}}
