@@ -23,6 +23,7 @@ from pie_server.config import DeviceName, Settings
 from pie_server.errors import UserError, one_sentence
 from pie_server.loading import USER_ERRORS, Source, describe, device_facts, load_runner, load_text, open_device, open_source
 from pie_server.logs import log, where
+from pie_server.metrics_timeline import device_clock
 from pie_server.sandbox import Sandbox
 from pie_server.threads import in_thread
 
@@ -57,9 +58,10 @@ class Service:
         on_progress: OnProgress | None = None,
         *,
         deterministic: bool = False,
+        timed: bool = False,
     ) -> None:
         self._source, self._wanted, self._kv_pool_mb, self._on_progress = source, device, kv_pool_mb, on_progress
-        self._deterministic = deterministic
+        self._deterministic, self._timed = deterministic, timed
         self._status = Status("loading", Progress("starting"))
         created = int(source.path.stat().st_mtime)
         self._card = ModelCard(source.name, created, source.architecture, source.context, source.path)
@@ -73,7 +75,7 @@ class Service:
     def from_settings(cls, settings: Settings, on_progress: OnProgress | None = None) -> Service:
         """The service that `settings` describe, not yet loaded. Raises UserError and USER_ERRORS for what can be known at once."""
         source = open_source(settings.model, settings.poem)
-        return cls(source, settings.device, settings.kv_pool_mb, on_progress, deterministic=settings.deterministic)
+        return cls(source, settings.device, settings.kv_pool_mb, on_progress, deterministic=settings.deterministic, timed=settings.timeline)
 
     @property
     def status(self) -> Status:
@@ -174,6 +176,8 @@ class Service:
         self._progress("device", "loading weights")
         load = partial(load_runner, self._device, self._source, self._kv_pool_mb, bytes_done, deterministic=self._deterministic)
         runner = await in_thread(load)
+        if self._timed:
+            runner.clock = device_clock(self._device)
         self._progress("device", None)
         return runner
 

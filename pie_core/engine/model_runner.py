@@ -38,6 +38,7 @@ class ModelRunner:
         self.tables = tables
         self.results = device.create_buffer(4 * limits.results_words, "results")
         self._epilogues: OrderedDict[str, Plan] = OrderedDict()
+        self.clock: Clock | None = None  # asked around the parts of each step, where a host can tell (for the timeline)
         self._mover = SlotMover(device, model.caches, model.cache_widths)
         self._page_io = PageIO(device, model.caches, model.cache_widths)
 
@@ -116,14 +117,20 @@ class ModelRunner:
         """Enqueue one step: one write, the body, the head when something is read, the epilogues, the read-back."""
         fixed = self._limits.deterministic
         packed = pack_step(batch, single_lanes=fixed)
+        clock = self.clock
+        times = [clock()] if clock is not None else []
         device, model = self.device, self.model
         device.write(self.tables.step, 0, packed.data)
         model.body(model.max_tokens if fixed else batch.n_tokens).run()
         if batch.reads:
             model.head(model.max_reads if fixed else len(batch.reads)).run()
+        if clock is not None:
+            times.append(clock())
         for group in packed.groups:
             self.epilogue_plan(group.program).run(lane_offset=group.lane_offset, lanes=group.lanes)
-        return StepRun(device.read(self.results, 0, 4 * max(1, batch.results_words)))
+        if clock is not None:
+            times.append(clock())
+        return StepRun(device.read(self.results, 0, 4 * max(1, batch.results_words)), times)
 
     def write_arena(self, word: int, data: bytes | bytearray | memoryview) -> None:
         """Write u32 words at word offset `word` of the arena, before any later step."""
@@ -169,17 +176,27 @@ class ModelRunner:
         return plan
 
 
+Clock = Callable[[], Awaitable[float]]  # device seconds spent on all that was enqueued before the call
+
+
 class StepRun:
     """A step that was enqueued; `results` resolves when its read-back has arrived."""
 
-    __slots__ = ("_read",)
+    __slots__ = ("_clocks", "_read", "_times")
 
-    def __init__(self, read: Awaitable[bytes]) -> None:
+    def __init__(self, read: Awaitable[bytes], clocks: Sequence[Awaitable[float]] = ()) -> None:
         self._read = read
+        self._clocks = clocks  # before the step, behind its body and head, behind its epilogues
+        self._times: tuple[float, float] | None = None
 
     async def results(self) -> bytes:
         """The step's results region (u32 words, little endian). Raises DeviceError."""
-        return await self._read
+        data = await self._read
+        if self._clocks:
+            start, middle, end = [await clock for clock in self._clocks]
+            self._times = (end - start, end - middle)
+        return data
 
-    def times(self) -> None:
-        """Not measured."""
+    def times(self) -> tuple[float, float] | None:
+        """Device seconds of the step and of its epilogues, where the runner has a clock."""
+        return self._times
