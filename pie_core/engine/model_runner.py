@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -191,11 +192,13 @@ class StepRun:
 
     async def results(self) -> bytes:
         """The step's results region (u32 words, little endian). Raises DeviceError."""
-        data = await self._read
-        if self._clocks:
-            start, middle, end = [await clock for clock in self._clocks]
-            self._times = (end - start, end - middle)
-        return data
+        try:
+            return await self._read
+        finally:
+            if self._clocks:
+                start, middle, end = await asyncio.gather(*self._clocks, return_exceptions=True)
+                if isinstance(start, float) and isinstance(middle, float) and isinstance(end, float):  # else the device failed
+                    self._times = (end - start, end - middle)
 
     def times(self) -> tuple[float, float] | None:
         """Device seconds of the step and of its epilogues, where the runner has a clock."""
