@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from pie_core.device.protocol import Device
-
 from pie_server.api.backend import BACKEND
 from pie_server.config import Settings
 from pie_server.errors import one_sentence
