@@ -72,7 +72,7 @@ def test_a_device_fed_loop_equals_one_through_the_host(tiny_tab: Tab) -> None:
 
 
 def test_four_inferlets_at_once_equal_their_solo_runs_and_share_steps(tiny_tab: Tab) -> None:
-    inputs = [{"prompt": [*PROMPT, 80 + i], "n": 12} for i in range(4)]
+    inputs = [{"prompt": [*PROMPT, 80 + i], "n": 40} for i in range(4)]  # long beside the time that workers take to begin
     alone = [tiny_tab.value(GENERATE, each)["tokens"] for each in inputs]
     steps = []
     for _ in range(4):  # a busy machine may be late for the scheduler's linger
@@ -84,9 +84,9 @@ def test_four_inferlets_at_once_equal_their_solo_runs_and_share_steps(tiny_tab: 
         assert [each["tokens"] for each in found] == alone
         assert after["pages_used"] == 0 and after["instances"] == 0
         steps.append(after["steps"] - before["steps"])
-        if steps[-1] <= 36:
+        if steps[-1] <= 120:
             break
-    assert min(steps) <= 36, f"{steps} steps: 12 would do, 48 are no sharing at all"
+    assert min(steps) <= 120, f"{steps} steps: 40 would do, 160 are no sharing at all"
 
 
 def test_cancel_frees_pages(tiny_tab: Tab) -> None:

@@ -239,6 +239,26 @@ def recurrences(w: Writer) -> None:
     w.template("recur", "recur", {"width": 68, "stride": 204, "offset": 64, "bucket": 10}, buffers, checks)
 
 
+def gates(w: Writer) -> None:
+    """A pass that is masked by its cell, one that stopped before, one that goes on; then a step that empties."""
+    for title, free, cells in (("gate", 1, (0, 1, 0, 0, 1, 0)), ("gate of an empty step", 0, (1, 1, 0, 1, 1, 0))):
+        step = rows_step(3).words()
+        rows = [16 + 8 * t + 3 for t in range(3)]
+        entries = [(0, 1, len(step), 1), (2, 3, len(step) + 1, 1), (4, 5, len(step) + 2, 1)]
+        step = np.concatenate([step, np.array(rows, np.uint32), np.array(entries, np.uint32).reshape(-1)])
+        step[8:11] = len(step) - 12, 3, free
+        want, arena = step.copy(), np.array(cells, np.uint32)
+        after = arena.copy()
+        for row, (word, cell, _, _) in zip(rows, entries, strict=True):
+            after[word] |= after[cell]
+            if after[word]:
+                want[row] = NONE
+        if after[[0, 2, 4]].all() and not free:
+            want[:2] = 0
+        buffers = {"step": w.buffer(step), "arena": w.buffer(arena)}
+        w.template(title, "gate", {"bucket": 8}, buffers, [w.check("step", want), w.check("arena", after)])
+
+
 def epilogue(w: Writer, title: str, batch: Batch, rtol: float, atol: float) -> None:
     """A batch: statuses, outputs, put cells and their copies for the host."""
     checks = []
@@ -370,7 +390,7 @@ def maps(w: Writer) -> None:
 def text() -> str:
     """The whole file; the same on every run."""
     w = Writer()
-    for part in (embeds, norms, linears, ropes, attentions, moves, recurrences, ops, programs, maps):
+    for part in (embeds, norms, linears, ropes, attentions, moves, recurrences, gates, ops, programs, maps):
         part(w)
     covered = {op.name for op in OPS.values() if op.kind in ("elementwise", "reduce")}
     used = {node[0] for case in w.cases if "epilogue" in case for node in json.loads(case["epilogue"])["ops"]}

@@ -23,8 +23,11 @@ TINY = [{}, {"layers": 2}, {"layers": 3}]  # arguments of write_tiny_gguf in tes
 
 NEED_MORE = {  # files
     "tests/engine/test_on_devices.py": "opens the server's devices; tests/web/test_conformance.py runs the page's",
+    "tests/engine/test_reuse_on_devices.py": "opens the server's devices",
     "tests/eta/test_eta_dtypes.py": "NumPy",
     "tests/eta/test_eta_library.py": "NumPy",
+    "tests/eta/test_eta_ops.py": "NumPy",
+    "tests/eta/test_eta_reference.py": "pie_server, which writes the reference",
     "tests/eta/test_eta_rng.py": "NumPy",
     "tests/text/test_chat.py": "the tokenizers package; the page's tokenizer is JavaScript",
     "tests/text/test_tokenizer.py": "the tokenizers package; the page's tokenizer is JavaScript",

@@ -64,7 +64,7 @@ def test_the_seed_example_and_the_same_worker_again(pool: Page) -> None:
         ended = run(pool, HELLO.read_text())
         assert ended["answer"]["s"] == "done", ended
         assert ended["ops"]["submit"] == 8
-        pool.wait_for_function("instancesMade() >= 3")  # the first worker's, the one ahead of it, and the first worker's second
+        pool.wait_for_function("() => instancesMade() >= 3")  # the first worker's, the one ahead of it, and the first worker's second
     assert pool.evaluate("workersMade()") == 3, "the first worker served two runs, the second one, and the third waits"
 
 

@@ -56,6 +56,18 @@ test("synchronous ops are answered here and not forwarded", () => {
   assert.deepEqual(posted, []);
 });
 
+test("commits take a number, a path, a channel or an output, and saved sets a name", () => {
+  const { call, posted } = host();
+  for (const n of [3, [], [0, 2, 5], { ch: 4 }, { out: 9 }]) assert.equal(call("ws.commit", { ws: 1, n }), "");
+  for (const n of [-1, null, [1.5], ["a"], { ch: 0 }, { out: 1, ch: 1 }, { ws: 1 }, "all"]) {
+    refused("UsageError", /^ws.commit: n = .* must be a whole number, a list of at most 65536 indices, /)(call("ws.commit", { ws: 1, n }));
+  }
+  for (const n of [2, null]) assert.equal(call("ws.discard", { ws: 1, n }), "");
+  assert.equal(call("ws.save", { ws: 1, name: "ü".repeat(100), f: 5 }), "");
+  refused("UsageError", /^ws.open: name = .* must be text of at most 100 characters$/)(call("ws.open", { ws: 2, name: "x".repeat(101), f: 6 }));
+  assert.equal(posted.length, 8);
+});
+
 test("posted and future ops are forwarded as they came, the log among them", () => {
   const { call, posted } = host();
   const big = '{"value":{"n":12345678901234567890123}}';

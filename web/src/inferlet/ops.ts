@@ -19,6 +19,8 @@ export const MAX_IDS = 1 << 20; // token ids or words in one list
 const MAX_SETS = 256;
 const MAX_CHANNELS = 64;
 const MAX_OUTS = 64;
+const MAX_PATH = 1 << 16; // tokens of a tree path
+const MAX_NAME = 100; // characters of the name of a saved set
 const MAX_MESSAGES = 4096;
 const MAX_RANDOM = 4096; // bytes
 const MAX_SLEEP_MS = 2 ** 40;
@@ -79,12 +81,21 @@ const ids = numbers(MAX_SETS, Number.MAX_SAFE_INTEGER);
 const tokenIds = numbers(MAX_IDS, 2 ** 32 - 1);
 const words = tokenIds;
 const count = whole(0, 2 ** 31);
+const path = numbers(MAX_PATH, 2 ** 31);
 const shape = numbers(4, 1 << 20);
 
 function tokens(value: unknown): string | null {
   if (Array.isArray(value)) return value.length <= MAX_IDS ? null : `at most ${MAX_IDS} ids`;
   if (isObject(value) && Object.keys(value).length === 1 && id(value["ch"]) === null) return null;
   return 'a list of ids, a list of lists, or {"ch": id}';
+}
+
+/** Which buffered tokens become part of a set: so many, a path of them, or what a channel or an output says. */
+function commit(value: unknown): string | null {
+  const keys = isObject(value) ? Object.keys(value) : [];
+  if (isObject(value) && keys.length === 1 && (keys[0] === "ch" || keys[0] === "out") && id(value[keys[0]]) === null) return null;
+  if ((Array.isArray(value) ? path : count)(value) === null) return null;
+  return `a whole number, a list of at most ${MAX_PATH} indices, {"ch": id} or {"out": id}`;
 }
 
 function op(kind: OpClass, fields: Readonly<Record<string, Check>>, defaults: Fields = {}): Op {
@@ -110,8 +121,8 @@ export const OPS: ReadonlyMap<string, Op> = new Map(
     "ws.new": op("posted", { ws: id }),
     "ws.drop": op("posted", { ws: id }),
     "ws.fork": op("posted", { ws: id, of: id, pipe: maybe(id), buffer: flag }, { pipe: null, buffer: false }),
-    "ws.commit": op("posted", { ws: id, n: count }),
-    "ws.discard": op("posted", { ws: id, n: count }),
+    "ws.commit": op("posted", { ws: id, n: commit }),
+    "ws.discard": op("posted", { ws: id, n: maybe(count) }),
     "ws.truncate": op("posted", { ws: id, n: count }),
     "pipe.new": op("posted", { pipe: id }),
     "pipe.close": op("posted", { pipe: id }),
@@ -153,6 +164,8 @@ export const OPS: ReadonlyMap<string, Op> = new Map(
     sleep: op("future", { ms: whole(0, MAX_SLEEP_MS), f: id }),
     receive: op("future", { f: id }),
     "ws.length": op("future", { ws: id, f: id }),
+    "ws.save": op("future", { ws: id, name: text(MAX_NAME), f: id }),
+    "ws.open": op("future", { ws: id, name: text(MAX_NAME), f: id }),
   }),
 );
 
