@@ -31,6 +31,7 @@ static uint32_t run_record(const uint32_t *rec, uint8_t *scratch, uint32_t lane_
     case OP_ATTENTION: return op_attention(rec, scratch);
     case OP_MOVE_SLOTS: return op_move_slots(rec);
     case OP_RECUR: return op_recur(rec);
+    case OP_GATE: return op_gate(rec);
     case OP_MAP:  // program, table of input addresses, out
       if (!row_range(rec, &range)) return FAULT_STEP;
       vm_map(at(a[0]), range.step, at(a[1]), at_rw(a[2]), words);
@@ -42,10 +43,17 @@ static uint32_t run_record(const uint32_t *rec, uint8_t *scratch, uint32_t lane_
   }
 }
 
-// Runs n records. `lane_offset` (bytes) and `lanes` are of the epilogue records. 0, or 256 * index of the record + fault.
-EXPORT(run_plan) uint32_t run_plan(uint32_t records, uint32_t n, uint32_t scratch, uint32_t lane_offset, uint32_t lanes) {
+// Whether a gate has left the record no rows. An epilogue has no step: its lanes say it themselves.
+static int idle(const uint32_t *rec) {
+  const uint32_t *step = at(rec[REC_STEP]);
+  return rec[REC_OP] != OP_EPILOGUE && rec[REC_OP] != OP_GATE && !step[rec[REC_ROWS] == ROWS_READS ? STEP_READS : STEP_TOKENS];
+}
+
+// Runs n records. `gated`: those are skipped that have no rows left. `lane_offset` (bytes) and `lanes` are of the epilogue records. 0, or 256 * index of the record + fault.
+EXPORT(run_plan) uint32_t run_plan(uint32_t records, uint32_t n, uint32_t scratch, uint32_t lane_offset, uint32_t lanes, uint32_t gated) {
   const uint32_t *rec = at(records);
   for (uint32_t i = 0; i < n; i++, rec += REC_WORDS) {
+    if (gated && idle(rec)) continue;
     uint32_t fault = run_record(rec, at_rw(scratch), lane_offset, lanes);
     if (fault) return i << 8 | fault;
   }

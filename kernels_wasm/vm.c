@@ -297,6 +297,7 @@ void vm_epilogue(const uint32_t *prog, const float *logits, const float *hidden,
   vm.tables = prog + prog[7];
   for (uint32_t l = 0; l < n_lanes; l++) {
     vm.lane = lanes + (size_t)l * prog[2];
+    if (vm.lane[0] == VM_NONE) continue;  // its gate is shut
     vm.logits = logits + (size_t)vm.lane[0] * vm.logits_width;
     vm.hidden = hidden + (size_t)vm.lane[0] * vm.hidden_width;
     run_blocks(&vm, prog + VM_HEADER, RUN_ONCE | RUN_LOOPS);

@@ -199,6 +199,24 @@ def _recur(p: Params, adapter: AdapterClass) -> Rule:
     return Rule("recur.wgsl", (*bindings, ("out", "rw", f32)), 64, (ceil_div(width, 64), bucket + 1, 1), bucket, values)
 
 
+def _gate(p: Params, adapter: AdapterClass) -> Rule:
+    bucket = p.size("bucket")
+    places = 2 * bucket + 1  # of one pass: its rows, their runs, its lane
+    workgroup = 1 if adapter == "software" else 64
+    words = "array<u32>"
+    values = {"bucket": bucket, "places": places, "workgroup": workgroup}
+    iterations = ceil_div(bucket, workgroup) * (places + 1)
+    return Rule("gate.wgsl", (("step", "rw", words), ("arena", "rw", words)), workgroup, (1, 1, 1), iterations, values)
+
+
+def _grids(p: Params, adapter: AdapterClass) -> Rule:
+    grids = p.get("grids")
+    if not isinstance(grids, tuple) or not grids or any(not isinstance(n, int) or not 0 < n <= MAX_GROUPS for grid in grids for n in grid):
+        raise TemplateError(f"grids: a tuple of grids of 1 to {MAX_GROUPS} workgroups a dimension is needed, got {grids!r}")
+    words = [n for grid in grids for n in grid]
+    return Rule("grids.wgsl", (_STEP, ("grids", "rw", "array<u32>")), 1, (1, 1, 1), 1, {"words": words})
+
+
 def _repack(p: Params, adapter: AdapterClass) -> Rule:
     fmt = p.choice("fmt", QUANT_FORMATS)
     bindings = (("job", "r", "array<u32>"), ("raw", "r", "array<u32>"), ("quants", "rw", "array<u32>"), ("scales", "rw", _SCALES[fmt]))
@@ -214,6 +232,8 @@ RULES: dict[str, Callable[[Params, AdapterClass], Rule]] = {
     "attention": _attention,
     "move_slots": _move_slots,
     "recur": _recur,
+    "gate": _gate,
+    "grids": _grids,
     "repack": _repack,
 }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pie_core.codegen.layout import NONE, STATUS
+from pie_core.codegen.layout import NONE, ROW, STATUS
 from pie_core.codegen.schedule import MAX_LINES, Loop, Phase, Schedule, schedule
 from pie_core.codegen.wgsl_calls import Routines
 from pie_core.codegen.wgsl_folds import TREE, Accumulator, Joiner
@@ -78,6 +78,7 @@ class Epilogue(Values):
             f"@compute @workgroup_size({wg})",
             "fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {",
             f"  let lane = {lane} * {self.plan.layout.words}u;",
+            f"  if (lanes[lane + {ROW}u] == {NONE:#x}u) {{ return; }} // its gate is shut",
         ]
         if scratch_words:
             head.append(f"  let mine = {lane} * {scratch_words}u;")

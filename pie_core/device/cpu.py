@@ -188,11 +188,11 @@ class CpuDevice:
                 self._scratch = self.create_buffer(before, "scratch")
             raise
 
-    def run_records(self, records: int, count: int, lane_offset: int, lanes: int) -> None:
+    def run_records(self, records: int, count: int, lane_offset: int, lanes: int, gated: bool = False) -> None:
         """Enqueue one call over `count` records (called by plans)."""
         self._check_open()
         scratch = self._scratch.address if self._scratch else 0
-        self._module.call("run_plan", records, count, scratch, lane_offset, lanes)
+        self._module.call("run_plan", records, count, scratch, lane_offset, lanes, int(gated))
 
     # Weights
 

@@ -176,8 +176,9 @@ class CpuPlan:
         self._device.write(buffer, 0, struct.pack(f"<{len(words) + len(tables)}I", *words, *tables))
         return buffer
 
-    def run(self, *, lane_offset: int = 0, lanes: int = 0) -> None:
-        """Enqueue once, as one call. An epilogue plan needs `lanes` >= 1 and `lane_offset` (bytes, multiple of 256).
+    def run(self, *, lane_offset: int = 0, lanes: int = 0, gated: bool = False) -> None:
+        """Enqueue once, as one call. An epilogue plan needs `lanes` >= 1 and `lane_offset` (bytes, multiple of 256). `gated`:
+        records that a gate left without rows are skipped.
 
         Raises LimitError when the lanes leave their buffer, DeviceError when a bound buffer was destroyed.
         """
@@ -186,7 +187,7 @@ class CpuPlan:
         if self._lanes or lanes or lane_offset:
             self._check_lanes(lane_offset, lanes)
         if self._records is not None:
-            self._device.run_records(self._records.address, self._count, lane_offset, lanes)
+            self._device.run_records(self._records.address, self._count, lane_offset, lanes, gated)
 
     def _check_lanes(self, lane_offset: int, lanes: int) -> None:
         if not self._lanes:

@@ -124,8 +124,9 @@ class Launch:
 class Plan(Protocol):
     """A fixed list of launches."""
 
-    def run(self, *, lane_offset: int = 0, lanes: int = 0) -> None:
-        """Enqueue once. An epilogue plan needs `lanes` >= 1 and `lane_offset` in bytes (multiple of 256)."""
+    def run(self, *, lane_offset: int = 0, lanes: int = 0, gated: bool = False) -> None:
+        """Enqueue once. An epilogue plan needs `lanes` >= 1 and `lane_offset` in bytes (multiple of 256). `gated`: a gate may have
+        emptied the step by the time the plan runs; then its kernels are skipped."""
         ...
 
 

@@ -66,6 +66,14 @@ TEMPLATES: dict[str, TemplateInfo] = {
         "no run covers it, or its run leaves the step, the slots or the arena. No two runs of a step may name one `write` slot, nor one "
         "the `start` of another.",
     ),
+    "gate": TemplateInfo(
+        (("step", "rw"), ("arena", "rw")),
+        ("bucket",),
+        "Masks passes out of the step that were scheduled behind a stop. For every gate of the step's gate table, [word, cell, places, "
+        "count]: arena[word] becomes 1 when arena[cell] is not 0 (cell NONE: nothing to look at); when arena[word] is not 0 the gate is "
+        "shut, and NONE is stored at the `count` offsets in the step buffer that stand from `places` on. When every gate is shut and "
+        "step[10], the rows without one, is 0, n_tokens and n_reads become 0. Gates of one step have words and places of their own.",
+    ),
     "move_slots": TemplateInfo(
         (("step", "r"), ("k_cache", "rw"), ("v_cache", "rw")),
         ("width", "bucket"),

@@ -69,9 +69,9 @@ class EpiloguePlan:
         self._scratch: WebGpuBuffer | None = None  # that the groups were made with
         self._groups: dict[tuple[int, int], Any] = {}
 
-    def run(self, *, lane_offset: int = 0, lanes: int = 0) -> None:
+    def run(self, *, lane_offset: int = 0, lanes: int = 0, gated: bool = False) -> None:
         """Enqueue `lanes` >= 1 lanes from `lane_offset` bytes, a multiple of 256. Lanes whose scratch does not fit at once follow in
-        further dispatches."""
+        further dispatches. `gated` changes nothing: a lane whose gate is shut returns by itself."""
         if lanes < 1 or lane_offset < 0 or lane_offset % LANE_ALIGN:
             raise DeviceError(
                 f"an epilogue plan needs lanes >= 1 and a lane_offset that is a multiple of {LANE_ALIGN} bytes; "

@@ -95,6 +95,12 @@ class KernelCache:
         spec = TemplateSpec("repack", (("blocks", blocks), ("fmt", fmt)))  # the device's own; not in the catalogue
         return self._build(spec, rendered.source, rendered.bindings, rendered.grid, f"repack {fmt}")
 
+    def grids(self, grids: Sequence[tuple[int, int, int]]) -> WebGpuKernel:
+        """The kernel that writes dispatch arguments: `grids`, or zeros when the step holds no tokens."""
+        rendered = kernels_wgsl.render("grids", {"grids": tuple(grids)}, self._adapter_class)
+        spec = TemplateSpec("grids", (("count", len(grids)),))  # the device's own; not in the catalogue
+        return self._build(spec, rendered.source, rendered.bindings, rendered.grid, "dispatch arguments")
+
     def _template(self, spec: TemplateSpec) -> WebGpuKernel:
         template(spec.name, **dict(spec.params))  # an unknown name or parameter set is refused by the catalogue
         try:

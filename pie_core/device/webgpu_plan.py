@@ -55,9 +55,13 @@ class RecordedPlan:
             self._steps.append((kernel.pipeline, bind(device, kernel, launch.bindings), kernel.grid))
         compile_plan: Callable[[list[Step]], Callable[[Any], None]] | None = getattr(device.raw, "compile_plan", None)
         self._replay = compile_plan(self._steps) if compile_plan is not None else None
+        self._indirect: IndirectGrids | None = None
+        self._step = launches[0].bindings.get("step")
 
-    def run(self, *, lane_offset: int = 0, lanes: int = 0) -> None:
-        """Enqueue every launch once, in order. Raises DeviceError for lane arguments and DeviceLost."""
+    def run(self, *, lane_offset: int = 0, lanes: int = 0, gated: bool = False) -> None:
+        """Enqueue every launch once, in order. `gated`: as indirect dispatches, of no workgroups where the step has become empty; where
+        the host has no such call (or replays plans by itself) kernels find no rows instead. Raises DeviceError for lane arguments and
+        DeviceLost."""
         if lane_offset or lanes:
             raise DeviceError(f"lane_offset {lane_offset} and lanes {lanes} belong to an epilogue plan; this plan has none")
         device = self._device
@@ -71,6 +75,9 @@ class RecordedPlan:
                 return
             compute = device.encoder().begin_compute_pass()
             set_pipeline, set_bind_group, dispatch = compute.set_pipeline, compute.set_bind_group, compute.dispatch_workgroups
+            if gated and self._step is not None:
+                self._run_gated(compute, self._step)
+                return
             last = None
             for pipeline, group, grid in self._steps:
                 if pipeline is not last:
@@ -81,3 +88,41 @@ class RecordedPlan:
             compute.end()
         except device.gpu.GPUError as error:
             raise device.failed(error, f"enqueue a plan of {len(self._steps)} launches") from error
+
+    def _run_gated(self, compute: Any, step: Buffer) -> None:
+        """The launches behind a kernel that writes their grids, or zeros."""
+        grids = self._indirect
+        if grids is None:
+            grids = self._indirect = IndirectGrids(self._device, [grid for _, _, grid in self._steps], step)
+        grids.write(compute)
+        last = None
+        for (pipeline, group, _), offset in zip(self._steps, grids.offsets, strict=True):
+            if pipeline is not last:
+                compute.set_pipeline(pipeline)
+                last = pipeline
+            compute.set_bind_group(0, group)
+            compute.dispatch_workgroups_indirect(grids.buffer, offset)
+        compute.end()
+
+
+class IndirectGrids:
+    """Dispatch arguments in a buffer: each distinct grid of a plan, or no workgroups when the step holds no tokens."""
+
+    def __init__(self, device: WebGpuDevice, grids: Sequence[tuple[int, int, int]], step: Buffer) -> None:
+        distinct = list(dict.fromkeys(grids))
+        self.offsets = [12 * distinct.index(grid) for grid in grids]
+        self._kernel = device.kernels.grids(distinct)
+        usage = device.gpu.BufferUsage
+        self.buffer = device.allocate(12 * len(distinct), usage.STORAGE | usage.INDIRECT, "dispatch arguments")
+        assert isinstance(step, WebGpuBuffer)
+        entries = [
+            {"binding": 0, "resource": {"buffer": step.raw, "offset": 0, "size": step.raw.size}},
+            {"binding": 1, "resource": {"buffer": self.buffer, "offset": 0, "size": 12 * len(distinct)}},
+        ]
+        self._group = device.raw.create_bind_group(layout=self._kernel.layout, entries=entries)
+
+    def write(self, compute: Any) -> None:
+        """Enqueue the kernel that fills the buffer from the step's header."""
+        compute.set_pipeline(self._kernel.pipeline)
+        compute.set_bind_group(0, self._group)
+        compute.dispatch_workgroups(1, 1, 1)

@@ -15,6 +15,7 @@ fn cumprod_0(lid: u32, source: u32, result: u32) {  // one row a thread, left to
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 6u;
+  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
   let mine = group.x * 4120u;
   let v1 = lanes[lane + 2u];
   let v3 = lanes[lane + 5u];

@@ -28,6 +28,7 @@ fn cumsum_0(lid: u32, source: u32, result: u32) {  // each thread a part of the 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 6u;
+  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
   let mine = group.x * 7096u;
   let v1 = lanes[lane + 2u];
   let v3 = lanes[lane + 5u];

@@ -21,6 +21,7 @@ fn f_nan(x: f32) -> u32 {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 3u;
+  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
   let v5 = (lanes[lane + 0u]) * 49152u;
   let v13 = lanes[lane + 2u];
   let v14 = lanes[lane + 1u];

@@ -16,6 +16,7 @@ fn f_nan(x: f32) -> u32 {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.y * 3u;
+  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
   let mine = group.y * 6144u;
   let v5 = (lanes[lane + 0u]) * 49152u;
   // phase 0: loops over 49152
@@ -47,6 +48,7 @@ var<workgroup> whole2: array<u32, 16>;
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.y * 3u;
+  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
   let mine = group.y * 6144u;
   let v1 = lanes[lane + 2u];
   let v2 = lanes[lane + 1u];

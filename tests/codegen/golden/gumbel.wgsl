@@ -85,6 +85,7 @@ fn rng_gumbel(seed: vec2<u32>, i: u32) -> f32 {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 7u;
+  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
   let v1 = lanes[lane + 6u];
   let v3 = lanes[lane + 2u];
   let v11 = (lanes[lane + 0u]) * 49152u;

@@ -5,6 +5,7 @@
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 9u;
+  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
   let v1 = lanes[lane + 5u];
   let v2 = lanes[lane + 2u];
   let v4 = lanes[lane + 8u];

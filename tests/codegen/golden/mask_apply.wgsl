@@ -8,6 +8,7 @@ fn mask_apply(x: f32, word: u32, i: u32) -> f32 {  // x where bit i % 32 is set,
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 9u;
+  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
   let v1 = lanes[lane + 2u];
   let v3 = lanes[lane + 5u];
   let v5 = lanes[lane + 8u];

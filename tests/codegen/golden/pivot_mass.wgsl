@@ -113,6 +113,7 @@ fn pivot_mass_0(lid: u32, source: u32, result: u32, p: f32) {  // where the mass
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 7u;
+  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
   let mine = group.x * 4100u;
   let v1 = lanes[lane + 2u];
   let v2 = lanes[lane + 6u];

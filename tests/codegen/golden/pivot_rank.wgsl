@@ -83,6 +83,7 @@ fn pivot_rank_0(lid: u32, source: u32, result: u32, k: u32) {  // the key of the
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 4u;
+  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
   let mine = group.x * 4100u;
   let v3 = (lanes[lane + 0u]) * 49152u;
   let v5 = lanes[lane + 3u];

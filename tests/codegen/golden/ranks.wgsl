@@ -23,6 +23,7 @@ fn sort_desc_0(lid: u32, source: u32, values: u32, indices: u32) {  // rank of a
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 7u;
+  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
   let mine = group.x * 4600u;
   let v1 = lanes[lane + 2u];
   let v4 = lanes[lane + 5u];

@@ -38,6 +38,7 @@ fn scatter_add_0(lid: u32, base: u32, index: u32, values: u32, result: u32) {  /
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 8u;
+  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
   let mine = group.x * 49160u;
   let v1 = lanes[lane + 6u];
   let v7 = lanes[lane + 2u];

@@ -40,6 +40,7 @@ fn f_exp(x: f32) -> f32 {  // e^x; 0 below -87.336, +inf above 88.722
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 6u;
+  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
   let mine = group.x * 4008u;
   let v3 = lanes[lane + 2u];
   let v18 = lanes[lane + 5u];

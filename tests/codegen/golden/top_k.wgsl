@@ -112,6 +112,7 @@ fn top_k_0(lid: u32, source: u32, values: u32, indices: u32, work: u32) {  // th
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 4u;
+  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
   let mine = group.x * 4256u;
   let v3 = (lanes[lane + 0u]) * 49152u;
   let v7 = lanes[lane + 2u];
