@@ -99,6 +99,28 @@ async def test_a_stream_that_is_away_for_a_moment_does_not_find_two_full_steps_o
         short.close()
 
 
+@pytest.mark.parametrize(("away", "steps"), [(True, 1), (False, 2)])
+async def test_prefill_does_not_run_ahead_of_a_stream_that_comes_back(monkeypatch: pytest.MonkeyPatch, away: bool, steps: int) -> None:
+    monkeypatch.setattr("pie_core.engine.streams.ALIVE", 60.0)
+    runner = FakeRunner(limits(max_tokens=32, mixed_prefill=4))
+    async with running(runner) as engine:
+        long, short = engine.open_instance("long"), engine.open_instance("short")
+        pipe = short.pipeline()
+        await short.submit(pipe, greedy([9], short.working_set()))[0]
+        if not away:
+            short.close_pipeline(pipe)
+        before = len(runner.batches)
+        runner.hold = True
+        out = long.submit(long.pipeline(), greedy([1] * 200, long.working_set()))[0]
+        await asyncio.sleep(0.02)  # longer than anybody is waited for
+        assert len(runner.batches) - before == steps
+        runner.hold = False
+        runner.release()
+        assert await out == reference([1] * 200)
+        long.close()
+        short.close()
+
+
 async def test_a_prompt_does_not_starve_and_decode_is_in_every_step() -> None:
     runner = FakeRunner(limits(max_tokens=32, mixed_prefill=4))
     async with running(runner) as engine:

@@ -160,6 +160,23 @@ async def test_two_sets_of_one_pass_that_can_never_be_there_together() -> None:
         b.close()
 
 
+async def test_two_paused_sets_of_one_pass_that_can_never_be_there_together() -> None:
+    """Neither is paused for the other over and over."""
+    async with running(FakeRunner(limits(pages=6))) as engine:
+        a, b = engine.open_instance("a"), engine.open_instance("b")
+        sets = [a.working_set(), a.working_set()]
+        for k, ws in enumerate(sets):
+            await fill(a, ws, [k + 1] * 60)
+        await fill(b, b.working_set(), [9] * 90)
+        b.close()
+        assert all(ws.paused for ws in sets)
+        out = a.submit(a.pipeline(), greedy([[5], [6]], *sets))[0]
+        with pytest.raises(OutOfPages, match="all 6 KV pages"):
+            await asyncio.wait_for(out, 40 * PATIENCE)
+        assert engine.metrics.revived <= 2
+        a.close()
+
+
 async def test_a_set_that_is_dropped_or_closed_while_it_comes_back() -> None:
     runner = FakeRunner(limits(pages=6, max_tokens=8))
     async with running(runner) as engine:

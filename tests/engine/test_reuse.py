@@ -197,15 +197,30 @@ async def test_committed_drafts_are_shared_and_may_still_be_cut() -> None:
         inst.close()
 
 
+async def test_what_was_refused_and_is_gone_refuses_nothing_more() -> None:
+    runner = FakeRunner()
+    async with running(runner) as engine:
+        inst = engine.open_instance("again")
+        ws, pipe = inst.working_set(), inst.pipeline()
+        await inst.submit(pipe, greedy([4] * 40, ws, geometry=BUFFERED, reuse=False))[0]
+        inst.discard(ws, 40)
+        await inst.submit(pipe, greedy(PROMPT, ws))[0]
+        before = rows(runner)
+        assert await first_token(engine, PROMPT) == reference(PROMPT)
+        assert rows(runner) - before == 6
+        inst.close()
+
+
 async def test_cutting_into_a_shared_page_leaves_the_others_theirs() -> None:
     runner = FakeRunner()
     async with running(runner) as engine:
         inst = engine.open_instance("cut")
         ws, pipe = inst.working_set(), inst.pipeline()
         await inst.submit(pipe, greedy(PROMPT[:10], ws))[0]
-        inst.fork(ws)
+        inst.drop(inst.fork(ws))
         await inst.submit(pipe, greedy(PROMPT[10:40], ws))[0]
         inst.truncate(ws, 10)
+        assert ws.tail_is_kept() and not engine.predictor._page(ws, inst), "nobody may write behind the length here"
         assert await inst.submit(pipe, greedy([1] * 30, ws))[0] == reference([*PROMPT[:10], *[1] * 30])
         assert await first_token(engine, PROMPT) == reference(PROMPT)
         assert await first_token(engine, [*PROMPT[:10], *[1] * 30]) == reference([*PROMPT[:10], *[1] * 30])
@@ -285,7 +300,39 @@ async def test_pages_of_a_failed_step_are_not_shared() -> None:
         assert rows(runner) - before == 32
 
 
+async def test_pages_written_behind_a_step_that_fails_are_not_shared() -> None:
+    runner = FakeRunner()
+    runner.hold = True
+    async with running(runner) as engine:
+        runner.fail_results = lambda batch: DeviceError("injected") if len(runner.batches) == 1 else None
+        inst = engine.open_instance("two in flight")
+        ws, pipe = inst.working_set(), inst.pipeline()
+        outs = [inst.submit(pipe, greedy(part, ws))[0] for part in (PROMPT[:20], PROMPT[20:50])]
+        await settle()
+        assert len(runner.batches) == 2
+        runner.hold = False
+        runner.release()
+        for out in outs:
+            with pytest.raises(PassFailed):
+                await out
+        before = rows(runner)
+        assert await first_token(engine, PROMPT) == reference(PROMPT)
+        assert rows(runner) - before == 70
+        inst.close()
+
+
 # --- the pool
+
+
+async def test_of_one_prompt_the_end_goes_first() -> None:
+    runner = FakeRunner(limits(pages=5))
+    async with running(runner) as engine:
+        await first_token(engine, PROMPT)
+        await first_token(engine, [1] * 17)
+        assert engine.pool.evicted == 1
+        before = rows(runner)
+        assert await first_token(engine, PROMPT[:60]) == reference(PROMPT[:60])
+        assert rows(runner) - before == 12, "the first three pages are there"
 
 
 async def test_cached_pages_make_room_the_longest_unused_first() -> None:
