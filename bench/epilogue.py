@@ -203,7 +203,7 @@ async def first_use(engine: Engine, greedy: Traced, others: list[Traced]) -> tup
 
 async def loops(engine: Engine, traced: dict[str, Traced], report: Report, *, few: bool) -> None:
     """The cost of each method a token, at each batch."""
-    plan = ((1, 3, 4), (8, 1, 2), (32, 1, 1)) if few else ((1, 9, 5), (8, 3, 5), (32, 1, 4))  # batch, rounds, steps of a chunk
+    plan = ((1, 7, 5), (8, 1, 2), (32, 1, 1)) if few else ((1, 20, 5), (8, 3, 5), (32, 1, 4))  # batch, rounds, steps of a chunk
     for batch, rounds, steps in plan:
         best = []
         for name, (_, bound) in METHODS.items():
