@@ -33,8 +33,23 @@ NEED_MORE = {  # files
     "tests/text/test_tokenizer.py": "the tokenizers package; the page's tokenizer is JavaScript",
     "tests/weights/test_gguf.py": "NumPy and the gguf package",
 }
-NOT_HERE = {  # tests; all their parameters
+FILES = "the store of files writes in a thread; the page keeps saved sets in memory"
+NOT_HERE = {  # beginnings of tests' ids: without brackets, all their parameters
+    "tests/engine/test_saved_sets.py::test_a_set_goes_on_in_another_engine[files": FILES,
+    "tests/engine/test_saved_sets.py::test_buffer_tree_and_fork_points_come_along[files": FILES,
+    "tests/engine/test_saved_sets.py::test_later_writes_and_saves_change_nothing_of_an_earlier_one[files": FILES,
+    "tests/engine/test_saved_sets.py::test_names_belong_to_a_tenant_and_are_plain[files": FILES,
+    "tests/engine/test_saved_sets.py::test_an_empty_set_and_one_of_unknown_ids[files": FILES,
+    "tests/engine/test_saved_sets.py::test_a_paused_set_is_saved_and_a_set_without_room_is_computed_again[files": FILES,
+    "tests/engine/test_saved_sets.py::test_no_room_is_told_with_numbers[files": FILES,
+    "tests/engine/test_saved_sets.py::test_a_failed_set_is_not_saved[files": FILES,
+    "tests/engine/test_saved_sets.py::test_ending_in_the_middle[files": FILES,
+    "tests/engine/test_saved_sets.py::test_opened_pages_are_not_offered_to_others[files": FILES,
+    "tests/engine/test_saved_sets.py::test_files_are_whole_checked_and_private": FILES,
+    "tests/engine/test_saved_sets.py::test_files_let_the_longest_unused_go": FILES,
+    "tests/engine/test_saved_sets.py::test_a_folder_that_cannot_be_written_or_read_is_told": FILES,
     "tests/engine/test_scheduling.py::test_idle_sleeps": "Pyodide has no time.thread_time",
+    "tests/eta/test_eta_canonical.py::test_processes_agree": "Pyodide has no processes",
     "tests/eta/test_eta_program.py::test_the_largest_texts_are_judged_quickly": "Pyodide has no time.thread_time",
     "tests/host/test_port.py::test_posts_cross_threads_in_order": "Pyodide has no threads",
     "tests/host/test_process.py::test_the_seed_loop[True]": "Pyodide has no threads",
