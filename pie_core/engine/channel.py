@@ -42,6 +42,7 @@ class Channel:
         "closed",
         "dtype",
         "feeds",
+        "gate_word",
         "head",
         "host",
         "order",
@@ -85,6 +86,7 @@ class Channel:
         self.pipe: Pipeline | None = None
         self.shared = False
         self.stops: Pipeline | None = None  # the pipeline that the first true value ends
+        self.gate_word = -1  # arena word that the device sets once it has ended it
         self.feeds = False  # passes take their tokens from here: what is put is read back, for recipes
         self.seen: dict[int, memoryview] = {}  # words of cells not taken yet, as far as the host knows them
         self._steps = [-1] * (capacity + 1)  # step in which each slot was written; -1 for host-written cells
@@ -137,6 +139,12 @@ class Channel:
         if self.pipe is not pipe or self.shared or self.closed:
             return False
         return self.host != "writer" and self.stops is None and self.poison is None
+
+    def add_gate(self) -> None:
+        """Become a stop channel: with a word that gates latch in, and cells that say no until a pass says yes. Raises ArenaFull."""
+        self.gate_word = self._arena.allocate(1)
+        self._write(self.gate_word, bytes(4))
+        self._write(self._base, bytes(4 * self.cell_words * (self.capacity + 1)))
 
     def produce(self, step: int) -> int:
         """The number of the cell that a pass of `step` puts."""
@@ -226,6 +234,8 @@ class Channel:
             return
         self.closed = True
         self._arena.release(self._base, self.cell_words * (self.capacity + 1))
+        if self.gate_word >= 0:
+            self._arena.release(self.gate_word, 1)
         waiters, self._waiters = self._waiters, deque()
         for _, sink in waiters:
             sink(None, cause)

@@ -35,6 +35,7 @@ from pie_core.eta.program import Program
 _logger = logging.getLogger(__name__)
 
 AHEAD = 2  # steps in flight at most: one runs, the next is enqueued
+AHEAD_SECONDS = 0.03  # of work enqueued beyond that, where all it needs is on the device: newcomers come behind it
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +47,7 @@ class _Flight:
     task: asyncio.Task[bytes | bytearray | memoryview]
     handle: StepHandle
     rows: tuple[int, int]  # decode, prefill
+    fed: bool  # whether every pass took its tokens from the device
     waited: float
     pages: tuple[int, int, int, int]  # used, shared, cached, free
 
@@ -58,10 +60,19 @@ class Engine:
     predict.py); by default where the host has a core to spare while the device computes. Results are the same either way.
     `deterministic`: steps are cut by fixed sizes instead of by measured time. With a runner that is deterministic too, the same
     passes with the same seeds give the same bits alone and in any batch. `sets`: where saved working sets are kept; by default in
-    memory, for as long as the process lives.
+    memory, for as long as the process lives. `ahead`: steps in flight of loops that feed themselves (2 to `limits.ahead`); by default as
+    many as take a moment.
     """
 
-    def __init__(self, runner: Runner, *, predict: bool | None = None, deterministic: bool = False, sets: SetStore | None = None) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        predict: bool | None = None,
+        deterministic: bool = False,
+        sets: SetStore | None = None,
+        ahead: int | None = None,
+    ) -> None:
         self.runner = runner
         self.limits = runner.limits
         self.pool = PagePool(self.limits.pages)
@@ -71,6 +82,9 @@ class Engine:
         self.metrics = Metrics()
         self.instances: dict[Instance, None] = {}
         self.deterministic = deterministic or self.limits.deterministic
+        self._ahead = max(AHEAD, self.limits.ahead if ahead is None else ahead)
+        self._ahead_s = AHEAD_SECONDS if ahead is None else float("inf")
+        self._step_s = 0.0  # that the last step took
         self.pace = Pace(self.limits.max_tokens, self.limits.mixed_prefill, enabled=not self.deterministic)
         self.streams = Streams()
         self.scheduler = Scheduler(self.limits, self.pool, self.cache, runner.copy_page, self._prefill_rows, states=self.states)
@@ -245,7 +259,7 @@ class Engine:
     def _fill(self) -> bool:
         """Submit a step if there is work and this is the moment. False: nothing to do until something happens."""
         self._wait = 0.0
-        if len(self._flights) >= AHEAD:
+        if len(self._flights) >= AHEAD and not self._deep():
             return False
         guesses = self._guesses()
         if not guesses:
@@ -292,6 +306,11 @@ class Engine:
             return False
         return all(work.pipe.queue or work.pipe.closed or work.pipe.silent or work.pipe.instance.closed for work in step.passes)
 
+    def _deep(self) -> bool:
+        """Whether a third step, or a fourth, may be in flight: what is there waits for nothing on the host, and is over soon."""
+        flights = self._flights
+        return len(flights) < self._ahead and all(flight.fed for flight in flights) and len(flights) * self._step_s < self._ahead_s
+
     def _submit(self, step: Step) -> None:
         now = self.now()
         metrics = self.metrics
@@ -306,6 +325,10 @@ class Engine:
         metrics.decode_tokens += step.decode_tokens
         metrics.prefill_tokens += step.n_tokens - step.decode_tokens
         metrics.reused_tokens += step.reused_tokens
+        metrics.read_backs += 1
+        metrics.read_back_bytes += 4 * max(1, step.batch.results_words)
+        if not self._flights and any(work.pipe.landed for work in step.touched):
+            metrics.host_waits += 1
         try:
             handle = self.runner.submit(step.batch)
         except Exception as error:  # whatever a runner raises fails this step, not the loop
@@ -321,7 +344,8 @@ class Engine:
         pages = (pool.used, pool.shared, pool.idle, pool.free)
         prefill = step.n_tokens - step.decode_tokens
         rows = (step.batch.n_tokens - prefill, prefill)
-        self._flights.append(_Flight(step, now, task, handle, rows, longest, pages))
+        fed = not step.guesses and all(work.embed is not None for work in step.touched)
+        self._flights.append(_Flight(step, now, task, handle, rows, fed, longest, pages))
         self._dirty = True  # maybe the next step can go right behind it
 
     def _prefill_rows(self, decode: int) -> int:
@@ -354,6 +378,7 @@ class Engine:
         busy = now - max(flight.submitted, self._landed_at)
         self._landed_at = now
         metrics.busy_s += busy
+        self._step_s = busy
         device, epilogue = flight.handle.times() or (None, None)
         decode, prefill = flight.rows
         metrics.timeline.append(

@@ -45,6 +45,7 @@ class Metrics:
         "dropped",
         "failed_passes",
         "failed_steps",
+        "host_waits",
         "lingers",
         "passes",
         "paused",
@@ -52,6 +53,8 @@ class Metrics:
         "prefill_tokens",
         "queue_wait_max",
         "queue_wait_sum",
+        "read_back_bytes",
+        "read_backs",
         "reused_tokens",
         "revived",
         "skipped_passes",
@@ -72,6 +75,9 @@ class Metrics:
         self.revived = 0
         self.queue_wait_sum = 0.0
         self.queue_wait_max = 0.0
+        self.read_backs = 0  # results regions asked for, one a step: on webgpu each is a map
+        self.read_back_bytes = 0
+        self.host_waits = 0  # steps that an idle device got for a pipeline answered before: it waited for the host between passes
         self.busy_s = 0.0  # seconds in which the device had a step
         self.lingers = 0  # lingers that ran out with a pipeline still silent
         self.predicted = 0  # passes run before they were submitted: adopted, dropped or not claimed yet

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from pie_core.device.move_slots import SlotMover
 from pie_core.device.protocol import LANE_ALIGN, Device, DeviceError, EpilogueSpec, Launch, Plan
+from pie_core.device.templates import template
 from pie_core.engine.page_io import PageIO
 from pie_core.engine.runner import ROW_WORDS, RUN_WORDS, RunnerLimits, StepBatch
-from pie_core.engine.step_buffer import HEADER_WORDS, pack_step
+from pie_core.engine.step_buffer import GATE_WORDS, HEADER_WORDS, pack_step
 from pie_core.eta.program import Program
 from pie_core.models.registry import resolve
 from pie_core.poem import trace_model
@@ -42,6 +43,8 @@ class ModelRunner:
         self.clock: Clock | None = None  # asked around the parts of each step, where a host can tell (for the timeline)
         self._mover = SlotMover(device, model.caches, model.cache_widths)
         self._page_io = PageIO(device, model.caches, model.cache_widths)
+        gate = device.compile(template("gate", bucket=limits.max_tokens))
+        self._gates = device.compile_plan([Launch(gate, {"step": tables.step, "arena": tables.arena})])
 
     @classmethod
     def load(
@@ -82,6 +85,7 @@ class ModelRunner:
         words = HEADER_WORDS + ROW_WORDS * max_tokens + MAX_READS + TABLE_WORDS + MASK_WORDS + 64 + LANE_WORDS
         if slots:
             words += RUN_WORDS * max_tokens
+        words += (GATE_WORDS + 3) * max_tokens  # gates, and what they mask: rows, runs, lanes
         if deterministic:  # each lane is aligned
             words += LANE_ALIGN // 4 * max_tokens
         tables = Tables(device.create_buffer(4 * words, "step"), device.create_buffer(4 * ARENA_WORDS, "arena"))
@@ -115,16 +119,19 @@ class ModelRunner:
         self.epilogue_plan(program)
 
     def submit(self, batch: StepBatch) -> StepRun:
-        """Enqueue one step: one write, the body, the head when something is read, the epilogues, the read-back."""
+        """Enqueue one step: one write, gates, the body, the head when something is read, the epilogues, the read-back."""
         fixed = self._limits.deterministic
         packed = pack_step(batch, single_lanes=fixed)
         clock = self.clock
         times = [clock()] if clock is not None else []
         device, model = self.device, self.model
         device.write(self.tables.step, 0, packed.data)
-        model.body(model.max_tokens if fixed else batch.n_tokens).run()
+        if batch.gates:
+            self._gates.run()
+        gated = batch.skippable
+        model.body(model.max_tokens if fixed else batch.n_tokens).run(gated=gated)
         if batch.reads:
-            model.head(model.max_reads if fixed else len(batch.reads)).run()
+            model.head(model.max_reads if fixed else len(batch.reads)).run(gated=gated)
         if clock is not None:
             times.append(clock())
         for group in packed.groups:

@@ -9,6 +9,7 @@ from pie_core.engine.channel import Channel
 from pie_core.engine.errors import EngineError, InvalidState, PassSkipped
 from pie_core.engine.forward import Pass
 from pie_core.engine.predict import Habit
+from pie_core.engine.runner import Gate
 from pie_core.engine.working_set import WorkingSet
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class ForkEntry:
 class Pipeline:
     """`queue`: accepted and not (wholly) scheduled. `flying`: scheduled for the last time and not settled."""
 
-    __slots__ = ("answered_at", "closed", "expected", "flying", "habit", "instance", "queue", "silent", "stop_channel", "stopped")
+    __slots__ = ("answered_at", "closed", "expected", "flying", "habit", "instance", "landed", "queue", "silent", "stop_channel", "stopped")
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
@@ -58,6 +59,7 @@ class Pipeline:
         self.closed = False
         self.stop_channel: Channel | None = None
         self.stopped = False
+        self.landed = False  # whether a pass of it was read
         # the linger's view: when it was last answered, whether a return is awaited now, whether it failed to return lately
         self.answered_at = 0.0
         self.expected = False
@@ -76,7 +78,7 @@ class Pipeline:
             self.instance.pipelines.pop(self, None)
 
     def stop_when(self, channel: Channel) -> None:
-        """End this pipeline at the first true value that a pass puts into `channel` (bool, one element). Raises InvalidState."""
+        """End this pipeline at the first true value that a pass puts into `channel` (bool, one element). Raises InvalidState, ArenaFull."""
         if channel.dtype != "bool" or channel.cell_words != 1:
             raise InvalidState(f"stop_when needs a channel of one bool, this is a {channel.describe()}")
         if channel.host == "writer":
@@ -86,16 +88,46 @@ class Pipeline:
         if channel.tail or channel.pending:
             raise InvalidState("stop_when must be called before the first submit that puts into the channel (and on one without a seed)")
         self.instance.engine.predictor.drop(self.habit.guess)
+        channel.add_gate()
         self.stop_channel = channel
         channel.stops = self
 
-    def stop(self) -> None:
-        """Cancel every later pass whole. Forks keep their place."""
+    def stop(self, cause: EngineError | None = None) -> None:
+        """Cancel every later pass whole: passes in flight found their gate shut. Forks keep their place. `cause` of the pass that put
+        true and failed; later ones end with it."""
         self.stopped = True
-        cause = PassSkipped("the pipeline stopped before this pass: its stop channel received true")
+        cause = cause or PassSkipped("the pipeline stopped before this pass: its stop channel received true")
         self.cancel_queue(cause)
         for later in reversed(self.flying):  # the newest first: each gives tokens and cells back to where it found them
             later.undo(cause)
+
+    def gate(self) -> Gate | None:
+        """The gate of the next pass, scheduled now: None when it cannot be cancelled any more, since no stop is on its way."""
+        stop = self.stop_channel
+        if stop is None or not self.flying or not any(use.puts and use.channel is stop for work in self.flying for use in work.uses):
+            return None
+        # the cells of passes further back were looked at by the gates of those behind them
+        return Gate(stop.gate_word, stop.offset(stop.tail - 1), range(0), range(0), None)
+
+    def may_run(self, work: Pass, number: int) -> bool:
+        """Whether `work` may go into step `number`, if nothing else is in its way: with a stop channel, behind the step of the pass
+        before it; and so that nobody is left with what a cancelled pass has done. A pass that another pipeline may build on is not
+        scheduled ahead of a stop, and none is that would build on one."""
+        if self.stop_channel is not None and self.flying and self.flying[-1].parts[0].ws.last_step == number:
+            return False
+        if not work.shares():
+            return True
+        if self.stop_channel is not None and self.flying:
+            return False
+        return not any(pipe is not self and pipe.could_cancel(work) for pipe in self.instance.pipelines)
+
+    def could_cancel(self, work: Pass) -> bool:
+        """Whether a pass that may still be cancelled uses a working set or channel of `work`."""
+        if self.stop_channel is None or len(self.flying) < 2:
+            return False
+        sets, channels = {part.ws for part in work.parts}, {use.channel for use in work.uses}
+        later = list(self.flying)[1:]  # no pass is in flight before the first, so it stays
+        return any(any(part.ws in sets for part in other.parts) or any(use.channel in channels for use in other.uses) for other in later)
 
     def cancel_queue(self, cause: EngineError) -> None:
         """End the accepted passes that have not been scheduled for the last time."""

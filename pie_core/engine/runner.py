@@ -30,6 +30,7 @@ class RunnerLimits:
     mixed_prefill: int = 1 << 30  # token rows of prefill in a step that also decodes: bounds what a long prompt adds to everybody's token
     deterministic: bool = False  # the runner computes a row in the same way whatever else a step holds
     state_slots: int = 0  # slots of recurrent state, numbered from 0 on; 0: the model has none
+    ahead: int = 4  # most steps in flight, where all that they need is on the device
     spare_core: bool = True  # False where the device computes on every core of the host: work beside a step then only slows the step
 
 
@@ -45,6 +46,21 @@ class EpilogueGroup:
 
 
 @dataclass(slots=True)
+class Gate:
+    """A pass that was scheduled behind a stop nobody knows yet, so that the device decides whether it runs (see the template "gate").
+
+    It runs unless arena word `word` is set, or becomes set because arena word `cell` (NONE: none), the stop cell of the pass before,
+    is not 0. Otherwise it must change nothing: its rows store no K and V, its runs no state, its lane nothing at all.
+    """
+
+    word: int
+    cell: int
+    rows: range  # token rows of the step
+    runs: range  # entries of the recurrence table
+    lane: Sequence[int] | None  # in its group's list
+
+
+@dataclass(slots=True)
 class StepBatch:
     """One step. `engine.step_buffer.pack_step` turns it into the words that kernels read.
 
@@ -56,6 +72,7 @@ class StepBatch:
         slot to start from, slot to write, rows that may be folded, arena word with their count (see the template "recur").
     reads: token row of each read-out; a pass's read-outs are consecutive.
     results_words: words of the results region that the lanes use, from 0 on.
+    gates: passes that may turn out cancelled; of words, rows and lanes of their own.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -66,6 +83,12 @@ class StepBatch:
     reads: list[int] = field(default_factory=list)
     epilogues: list[EpilogueGroup] = field(default_factory=list)
     results_words: int = 0
+    gates: list[Gate] = field(default_factory=list)
+
+    @property
+    def skippable(self) -> bool:
+        """Whether every row has a gate, so that the device may find nothing to do."""
+        return bool(self.gates) and sum(len(gate.rows) for gate in self.gates) == self.n_tokens
 
     @property
     def n_tokens(self) -> int:
@@ -88,7 +111,7 @@ class StepHandle(Protocol):
 
 class Runner(Protocol):
     """A loaded model on a device: an ordered queue. `submit`, writes, copies, moves and reads take effect in call order and
-    return at once; the engine keeps at most two steps in flight, so results regions are double buffered."""
+    return at once; the engine keeps at most `limits.ahead` steps in flight, whose results it reads in order."""
 
     @property
     def limits(self) -> RunnerLimits: ...

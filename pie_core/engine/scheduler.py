@@ -215,9 +215,8 @@ class Scheduler:
                 return False
             if use.puts and not use.takes and not channel.room():
                 return False
-        pipe = work.pipe
-        if pipe.stop_channel is not None and pipe.flying and (len(pipe.flying) > 1 or work.shares()):
-            return False  # it could be cancelled only if nobody else can build on it
+        if not work.pipe.may_run(work, number):
+            return False
         return work.started or ((work.size == len(work.parts) or find_pages(work, self._cache)) and self._pages(work))
 
     def _state_ready(self, work: Pass, step: Step, states: StatePool) -> bool:

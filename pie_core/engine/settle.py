@@ -24,13 +24,17 @@ def settle_passes(passes: list[Pass], results: memoryview, metrics: Metrics) -> 
                 pipe.retire()
             continue
         pipe.flying.popleft()
-        pipe.retire()
+        pipe.landed = True
+        stop = _says_stop(work, words)
         cause = _fault(work, words)
-        if cause is not None:
+        if cause is None:
+            _commit(work, words)
+        else:
             metrics.failed_passes += 1
             work.fail(cause)
-            continue
-        _commit(work, words)
+        if stop:  # whatever became of the pass: its gate is shut for those in flight behind it
+            pipe.stop(cause)
+        pipe.retire()
 
 
 def publish_pages(step: Step, results: memoryview) -> None:
@@ -58,10 +62,18 @@ def _learn(work: Pass, embed: ChannelUse) -> None:
             at += part.n
 
 
+def _says_stop(work: Pass, words: memoryview) -> bool:
+    """Whether the pass put true into its pipeline's stop channel, which the device has seen too."""
+    stop = work.pipe.stop_channel
+    return stop is not None and any(use.channel is stop and use.copy >= 0 and words[use.copy] for use in work.uses)
+
+
 def _fault(work: Pass, words: memoryview) -> EngineError | None:
     for use in work.uses:
-        if use.uses_front and use.channel.poison is not None:
-            cause = use.channel.poisoned_at(use.take_cell)
+        if use.channel.poison is not None:
+            cause = (use.channel.poisoned_at(use.take_cell) if use.uses_front else None) or (
+                use.channel.poisoned_at(use.put_cell) if use.puts else None
+            )
             if cause is not None:
                 return cause
     for part in work.parts:
@@ -81,7 +93,6 @@ def _fault(work: Pass, words: memoryview) -> EngineError | None:
 def _commit(work: Pass, words: memoryview) -> None:
     info = work.info
     values: list[Value] = []
-    stop = False
     if info is not None:
         for (dtype, shape, size), at in zip(info.outs, work.out_words, strict=True):
             values.append(decode(dtype, shape, words[at : at + size]))
@@ -94,10 +105,6 @@ def _commit(work: Pass, words: memoryview) -> None:
                     continue
                 value = decode(channel.dtype, channel.shape, words[use.copy : use.copy + channel.cell_words])
                 channel.deliver(value)
-                if channel.stops is work.pipe:
-                    stop = value is True or (not isinstance(value, (bool, int, float)) and any(value.tolist()))
     if values and type(values[0]) is int:
         work.token = values[0]
     work.finish(values, None)
-    if stop:
-        work.pipe.stop()

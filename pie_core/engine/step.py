@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pie_core.device.protocol import NONE, PAGE_TOKENS
 from pie_core.engine.forward import Part, Pass
 from pie_core.engine.geometry import block_words, sights
 from pie_core.engine.predict import Guess
 from pie_core.engine.program_info import ProgramInfo
 from pie_core.engine.recurrent import RecurrentState, replayed
-from pie_core.engine.runner import ROW_WORDS, EpilogueGroup, RunnerLimits, StepBatch
+from pie_core.engine.runner import ROW_WORDS, RUN_WORDS, EpilogueGroup, RunnerLimits, StepBatch
 from pie_core.engine.step_buffer import aligned_lane_words
 from pie_core.engine.working_set import WorkingSet, pages_for
 
@@ -86,6 +88,10 @@ class Step:
         if work.embed is not None:
             source = work.embed.channel.offset(work.embed.channel.head)
         read_row = len(self.batch.reads)
+        gate = work.pipe.gate()
+        if gate is not None:
+            self.batch.gates.append(gate)
+            gated = self.batch.n_tokens, len(self.batch.runs)
         for part in work.parts:
             n = min(count, part.n - part.done)
             first_row, first_index = len(self.batch.rows) // ROW_WORDS, part.done
@@ -105,8 +111,11 @@ class Step:
             part.ws.writing = not last
             if last:
                 self.batch.reads.extend([first_row + r - first_index for r in part.reads])
-        if last:
-            self._finish(work, read_row)
+        lane = self._finish(work, read_row) if last else None
+        if gate is not None:
+            gate.rows = range(gated[0], self.batch.n_tokens)
+            gate.runs = range(gated[1] // RUN_WORDS, len(self.batch.runs) // RUN_WORDS)
+            gate.lane = lane
 
     def fold(self, work: Pass, part: Part) -> None:
         """Fold what the set of a part has committed, in front of `work`, which then has to wait for a later step; if there is room."""
@@ -215,11 +224,10 @@ class Step:
         before = entry[1] if entry is not None else 0
         return aligned_lane_words(before + info.layout.words) - aligned_lane_words(before)
 
-    def _finish(self, work: Pass, read_row: int) -> None:
+    def _finish(self, work: Pass, read_row: int) -> Sequence[int] | None:
         """Claim the cells of a pass whose last tokens are in, and build its lane."""
         self._cells(work)
-        if work.info is not None:
-            self._lane(work, work.info, read_row)
+        return self._lane(work, work.info, read_row) if work.info is not None else None
 
     def _cells(self, work: Pass) -> None:
         number = self.number
@@ -234,7 +242,7 @@ class Step:
         work.final = True
         self.passes.append(work)
 
-    def _lane(self, work: Pass | Guess, info: ProgramInfo, read_row: int) -> None:
+    def _lane(self, work: Pass | Guess, info: ProgramInfo, read_row: int) -> Sequence[int]:
         words = self.batch.results_words
         work.status_word = words
         words += 1
@@ -266,3 +274,4 @@ class Step:
             entry[0].lanes.append(lane)
             self._groups[id(info)] = (entry[0], entry[1] + info.layout.words)
         self._lane_words += growth
+        return lane

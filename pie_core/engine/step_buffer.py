@@ -10,6 +10,9 @@ from pie_core.engine.runner import ROW_WORDS, RUN_WORDS, StepBatch
 from pie_core.eta.program import Program
 
 HEADER_WORDS = 16
+GATE_WORDS = 4
+SLOT_WORD = 3  # of a token row
+WRITE_WORD = 2  # of a run
 LANE_ALIGN_WORDS = LANE_ALIGN // 4
 _ZEROS = bytes(LANE_ALIGN)
 
@@ -37,7 +40,7 @@ def aligned_lane_words(words: int) -> int:
 
 
 def pack_step(batch: StepBatch, *, single_lanes: bool = False) -> PackedStep:
-    """Little-endian words of the whole step: header, token rows, reads, page tables, masks, runs, then the lanes of each group.
+    """Little-endian words of the whole step: header, token rows, reads, page tables, masks, runs, the lanes of each group, gates.
     `single_lanes`: a launch for each lane, aligned like a group."""
     n_tokens, n_reads = batch.n_tokens, len(batch.reads)
     read_off = HEADER_WORDS + ROW_WORDS * n_tokens
@@ -59,11 +62,31 @@ def pack_step(batch: StepBatch, *, single_lanes: bool = False) -> PackedStep:
         words[6:8] = array("I", (len(words), len(batch.runs) // RUN_WORDS))
         words.extend(batch.runs)
     groups: list[PackedGroup] = []
+    lane_at: dict[int, int] = {}  # by id of a lane that may have a gate
     for group in batch.epilogues:
         for lanes in ([lane] for lane in group.lanes) if single_lanes else (group.lanes,):
             pad = -len(words) % LANE_ALIGN_WORDS
             words.frombytes(_ZEROS[: 4 * pad])
             groups.append(PackedGroup(group.program, 4 * len(words), len(lanes)))
             for lane in lanes:
+                if batch.gates:
+                    lane_at[id(lane)] = len(words)
                 words.extend(lane)
+    if batch.gates:
+        _pack_gates(words, batch, lane_at)
     return PackedStep(bytearray(words.tobytes()), groups)
+
+
+def _pack_gates(words: array[int], batch: StepBatch, lane_at: dict[int, int]) -> None:
+    """The words that each gate masks when it is shut, then the gate table; its place, the gates and the rows without one in the header."""
+    entries: list[int] = []
+    runs = words[6]
+    for gate in batch.gates:
+        first = len(words)
+        words.extend(HEADER_WORDS + ROW_WORDS * row + SLOT_WORD for row in gate.rows)
+        words.extend(runs + RUN_WORDS * run + WRITE_WORD for run in gate.runs)
+        if gate.lane is not None:
+            words.append(lane_at[id(gate.lane)])
+        entries += (gate.word, gate.cell, first, len(words) - first)
+    words[8:11] = array("I", (len(words), len(batch.gates), batch.n_tokens - sum(len(gate.rows) for gate in batch.gates)))
+    words.extend(entries)

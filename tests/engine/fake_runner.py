@@ -91,6 +91,8 @@ class FakeRunner:
         self.fail_read: Exception | None = None
         self.hold = False  # results wait for `release`
         self.bad_programs: set[str] = set()
+        self.masked = 0  # words of steps behind gates that were shut, and steps that they left empty
+        self.empty_steps = 0
 
     @property
     def limits(self) -> RunnerLimits:
@@ -171,9 +173,12 @@ class FakeRunner:
     def _execute(self, batch: StepBatch) -> bytes:
         packed = pack_step(batch)
         step = array("I", bytes(packed.data))
+        self._gates(step)
         n_tokens, n_reads, _, token_off, read_off = step[:5]
         rows = [step[token_off + 8 * i : token_off + 8 * i + 8] for i in range(n_tokens)]
         for word, src, pos, slot, pages, _, _, mask in rows:
+            if slot == NONE:  # behind a gate that is shut
+                continue
             token = self.arena[src] if src != NONE else word
             place = step[mask + 1] - 1 if mask else pos
             assert step[pages + place // PAGE_TOKENS] * PAGE_TOKENS + place % PAGE_TOKENS == slot, "two statements of a slot"
@@ -193,8 +198,28 @@ class FakeRunner:
             assert group.lane_offset % 256 == 0
             for k in range(group.lanes):
                 lane = step[base + k * layout.words : base + (k + 1) * layout.words]
+                if lane[0] == NONE:
+                    continue
                 self._lane(group.program, lane, readouts, results)
         return results.tobytes()
+
+    def _gates(self, step: array[int]) -> None:
+        """What the template "gate" does."""
+        at, count, free = step[8:11]
+        live = free > 0 or not count
+        for k in range(count):
+            word, cell, first, places = step[at + 4 * k : at + 4 * k + 4]
+            if cell != NONE and self.arena[cell]:
+                self.arena[word] = 1
+            if not self.arena[word]:
+                live = True
+                continue
+            for place in step[first : first + places]:
+                step[place] = NONE
+                self.masked += 1
+        if not live:
+            step[0] = step[1] = 0
+            self.empty_steps += 1
 
     def _lane(self, program: Program, lane: array[int], readouts: list[int | None], results: array[int]) -> None:
         layout = lane_layout(program)

@@ -63,9 +63,11 @@ async def decode(inst: Instance, prompt: Sequence[int], n: int, ws: WorkingSet |
 
 
 @asynccontextmanager
-async def running(runner: FakeRunner, *, predict: bool = True, deterministic: bool = False) -> AsyncIterator[Engine]:
+async def running(
+    runner: FakeRunner, *, predict: bool = True, deterministic: bool = False, ahead: int | None = None
+) -> AsyncIterator[Engine]:
     """A started engine; at the end nothing may be left over."""
-    engine = Engine(runner, predict=predict, deterministic=deterministic)
+    engine = Engine(runner, predict=predict, deterministic=deterministic, ahead=ahead)
     engine.start()
     try:
         yield engine
