@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     from pie_core.engine.instance import Instance
 
 
+def _in_turn(lists: list[list[Pipeline]]) -> list[Pipeline]:
+    """The first of each list, then the second of each, and so on."""
+    if len(lists) == 1:
+        return lists[0]
+    depth = max(map(len, lists), default=0)
+    if depth == 1:
+        return [pipes[0] for pipes in lists]
+    return [pipes[k] for k in range(depth) for pipes in lists if k < len(pipes)]
+
+
 class Scheduler:
     """Fills steps. It keeps nothing between steps but the order of turns and who waits for pages."""
 
@@ -46,6 +56,7 @@ class Scheduler:
         self.instances: dict[Instance, None] = {}  # those with queued entries, in the order of their turns
         self.waiting: list[tuple[Pass, int]] = []  # passes that found too few free pages in the last fill, with their need
         self.promise: tuple[Pass, int] | None = None  # the pass that pages were made free for, with its need
+        self._tenants: dict[str, None] = {}  # those with queued entries, in the order of their turns, where there are several
         self._overdue: Pass | None = None  # a ready pass whose last tokens need more room than decode left: first in the next step
         self.changed = False  # whether the last fill failed a pass or ran a fork, so that another one may find more
         self._reserve: tuple[int, int] | None = None  # (age, pages) of the oldest instance that waited in the last fill
@@ -132,19 +143,22 @@ class Scheduler:
         return stuck[max(stuck, key=lambda instance: instance.age)]
 
     def _turns(self) -> list[Pipeline]:
-        """Every pipeline with entries: one of each instance, then the second of each, and so on."""
-        lists = [list(instance.active) for instance in self.instances]
-        if len(lists) == 1:
-            return lists[0]
-        depth = max(map(len, lists), default=0)
-        if depth == 1:
-            return [pipes[0] for pipes in lists]
-        return [pipes[k] for k in range(depth) for pipes in lists if k < len(pipes)]
+        """Every pipeline with entries: one of each instance, then the second of each, and so on; the same between tenants."""
+        by_tenant: dict[str, list[list[Pipeline]]] = {}
+        for instance in self.instances:
+            by_tenant.setdefault(instance.tenant, []).append(list(instance.active))
+        if len(by_tenant) == 1:
+            return _in_turn(next(iter(by_tenant.values())))
+        self._tenants = {t: None for t in (*self._tenants, *by_tenant) if t in by_tenant}
+        return _in_turn([_in_turn(by_tenant[tenant]) for tenant in self._tenants])
 
     def _rotate(self, step: Step) -> None:
         """Who was served in a step that could not take everything goes to the back."""
         for work in step.touched:
             instance = work.instance
+            if instance.tenant in self._tenants:
+                del self._tenants[instance.tenant]
+                self._tenants[instance.tenant] = None
             if instance in self.instances:
                 del self.instances[instance]
                 self.instances[instance] = None
