@@ -134,6 +134,31 @@ async def test_prefills_take_turns() -> None:
             inst.close()
 
 
+async def test_tenants_share_steps_whatever_the_number_of_their_instances() -> None:
+    """Prefills that fill whole steps, and short passes of which a step holds four: a tenant with one instance has half of both."""
+    runner = FakeRunner(limits(max_tokens=8))
+    async with running(runner, deterministic=True) as engine:
+        many = [engine.open_instance(str(k), "many") for k in range(6)]
+        one = engine.open_instance("one", "one")
+        outs = [i.submit(i.pipeline(), greedy([k + 1] * 40, i.working_set()))[0] for k, i in enumerate([*many, one])]
+        assert await outs[-1] == reference([7] * 40)
+        assert [batch.rows[0] == 7 for batch in runner.batches[:6]] == [False, True] * 3
+        assert await asyncio.gather(*outs[:-1]) == [reference([k + 1] * 40) for k in range(6)]
+        for inst in (*many, one):
+            inst.close()
+    runner = FakeRunner(limits(max_tokens=4, max_reads=4))
+    async with running(runner) as engine:
+        crowd, single = [engine.open_instance(str(k), "many") for k in range(12)], engine.open_instance("single", "one")
+        outs = [i.submit(i.pipeline(), greedy([1], i.working_set()))[0] for i in crowd]
+        pipes = [single.pipeline() for _ in range(4)]
+        mine = [single.submit(pipe, greedy([2], single.working_set()))[0] for pipe in pipes]
+        await asyncio.gather(*mine)
+        assert len(runner.batches) <= 3, "two of four in each step"
+        await asyncio.gather(*outs)
+        for inst in (*crowd, single):
+            inst.close()
+
+
 async def test_instances_share_a_step_that_cannot_hold_all() -> None:
     runner = FakeRunner(limits(max_tokens=4, max_reads=4))
     async with running(runner) as engine:
