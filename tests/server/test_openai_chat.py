@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from test_sandbox_process import OracleRunner
 
 from pie_core.host.process import Process
 from pie_core.host.services import ModelFacts, Services
@@ -27,12 +28,21 @@ def sandbox() -> Iterator[Sandbox]:
     made.close()
 
 
-async def ask(sandbox: Sandbox, tokens: int, *, pages: int, context: int = 4096, chat: Any = None, **fields: Any) -> dict[str, Any]:
+async def ask(
+    sandbox: Sandbox,
+    tokens: int,
+    *,
+    pages: int,
+    context: int = 4096,
+    chat: Any = None,
+    runner: type[FakeRunner] = FakeRunner,
+    **fields: Any,
+) -> dict[str, Any]:
     """The inferlet's result for a prompt of `tokens` tokens on an engine of `pages`; no answer ends before its limit."""
     facts = ModelFacts("toy", VOCAB, HIDDEN, min(context, pages * 16), (), pages)
     messages = [{"role": "user", "content": "a" * (tokens - FRAME)}]
     request = parse_chat_request({"messages": messages, "temperature": 0, **fields})
-    async with running(FakeRunner(limits(pages=pages, context=context))) as engine:
+    async with running(runner(limits(pages=pages, context=context))) as engine:
         process = Process(engine, Services(facts, ToyTokenizer(), chat or ToyChat()), "openai_chat.py")
         payload = {"id": "x", "created": 1, "model": "toy", "request": request}
         result: dict[str, Any] = await process.run(sandbox.open(process.port), process.request(builtin_source("openai_chat.py"), payload))
@@ -93,6 +103,15 @@ async def test_a_bias_for_a_token_that_the_model_does_not_have(sandbox: Sandbox)
     result = await ask(sandbox, 10, pages=6, logit_bias={str(VOCAB): 1})
     assert (result["status"], result["error"]["param"]) == (400, f"logit_bias.{VOCAB}")
     assert result["error"]["message"] == f"logit_bias.{VOCAB}: the tokens of toy are 0 to {VOCAB - 1}"
+
+
+async def test_no_room_for_histories_is_told_as_such(sandbox: Sandbox) -> None:
+    """The arena of this runner has 4,096 words; a history of 1,024 ids takes twice as many words."""
+    few = await ask(sandbox, 40, pages=200, runner=OracleRunner, n=2, max_tokens=260, frequency_penalty=1)
+    assert few["usage"]["completion_tokens"] == 520
+    result = await ask(sandbox, 40, pages=200, runner=OracleRunner, n=8, max_tokens=260, frequency_penalty=1)
+    assert (result["status"], result["error"]["code"]) == (503, "kv_cache_full")
+    assert "words of device memory" in result["error"]["message"]
 
 
 class Strict(ToyChat):
