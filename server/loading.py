@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 from pie_core.device.protocol import Device, DeviceError, DeviceInfo
 from pie_core.engine.model_runner import ModelRunner
+from pie_core.engine.set_files import FileStore
 from pie_core.models.registry import resolve as resolve_architecture
 from pie_core.poem import PoemError
 from pie_core.text.chat import ChatEncoder, load_chat
@@ -18,11 +20,13 @@ from pie_core.text.stream import TextError
 from pie_core.text.tokenizer import TokenizerSpec, tokenizer_spec
 from pie_core.weights import Checkpoint, WeightsError, open_gguf
 from pie_server.adapters.tokenizer import HfTokenizer
-from pie_server.build.cpu_module import BuildError
+from pie_server.build.cpu_module import BuildError, cache_root
 from pie_server.compiled import CompiledCacheError
 from pie_server.config import DeviceName
 from pie_server.errors import UserError
+from pie_server.file_digest import file_sha256
 from pie_server.models import DEFAULT_MODEL, StoreError, resolve
+from pie_server.threads import in_thread
 
 # What these raise are sentences about files, models and machines that the operator can act on.
 USER_ERRORS: tuple[type[Exception], ...] = (
@@ -84,7 +88,6 @@ async def open_device(wanted: DeviceName) -> Device:
             if wanted == "webgpu":
                 raise
     from pie_server.adapters.cpu_module import open_cpu_device
-    from pie_server.threads import in_thread
 
     return await in_thread(open_cpu_device)
 
@@ -114,6 +117,14 @@ def load_text(checkpoint: Checkpoint) -> Text:
     spec = tokenizer_spec(checkpoint.metadata)
     tokenizer = HfTokenizer(spec)
     return Text(spec, tokenizer, load_chat(checkpoint.metadata, spec, tokenizer))
+
+
+def set_store(source: Source) -> FileStore:
+    """Where working sets that inferlets save are kept for this model: under $PIE_CACHE/sets. Raises OSError."""
+    identity = file_sha256(source.path)
+    if source.poem is not None:
+        identity += f", poem {hashlib.sha256(source.poem.read_bytes()).hexdigest()}"
+    return FileStore(cache_root() / "sets", identity, run=in_thread)
 
 
 def load_runner(

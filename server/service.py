@@ -21,7 +21,7 @@ from pie_server import memory
 from pie_server.api.backend import InferletError, ModelCard, OnMessage, Progress, Status
 from pie_server.config import DeviceName, Settings
 from pie_server.errors import UserError, one_sentence
-from pie_server.loading import USER_ERRORS, Source, describe, device_facts, load_runner, load_text, open_device, open_source
+from pie_server.loading import USER_ERRORS, Source, describe, device_facts, load_runner, load_text, open_device, open_source, set_store
 from pie_server.logs import log, where
 from pie_server.metrics_timeline import device_clock
 from pie_server.sandbox import Sandbox
@@ -146,9 +146,10 @@ class Service:
             asyncio.create_task(self._load_runner()),
             asyncio.create_task(self._load_sandbox()),
             asyncio.create_task(in_thread(load_text, self._source.checkpoint)),
+            asyncio.create_task(in_thread(set_store, self._source)),
         )
         try:
-            runner, sandbox, text = await asyncio.gather(*loads)
+            runner, sandbox, text, sets = await asyncio.gather(*loads)
         finally:
             for load in loads:
                 load.cancel()
@@ -157,7 +158,7 @@ class Service:
         eos = tuple(text.spec["eos"])
         facts = ModelFacts(self._card.name, limits.vocab, limits.hidden, self._card.context, eos, limits.pages)
         self._services = Services(facts, text.tokenizer, text.chat)
-        self._engine = Engine(runner)
+        self._engine = Engine(runner, sets=sets)
         self._engine.start()
         await in_thread(sandbox.warm)
         self._source.checkpoint.release()
