@@ -83,7 +83,7 @@ class Engine:
         self.instances: dict[Instance, None] = {}
         self.deterministic = deterministic or self.limits.deterministic
         self._ahead = max(AHEAD, self.limits.ahead if ahead is None else ahead)
-        self._ahead_s = AHEAD_SECONDS if ahead is None else float("inf")
+        self._ahead_s = AHEAD_SECONDS if ahead is None and not self.deterministic else float("inf")
         self._step_s = 0.0  # that the last step took
         self.pace = Pace(self.limits.max_tokens, self.limits.mixed_prefill, enabled=not self.deterministic)
         self.streams = Streams()
@@ -244,6 +244,8 @@ class Engine:
             while not (self._stopping and not self._flights):
                 if self._flights and self._flights[0].task.done():
                     self._settle(self._flights.popleft())
+                    if self._flights and self._dirty and not self._stopping and self._deep():
+                        self._fill()  # before more is settled: the device goes on meanwhile
                     continue
                 if not self._stopping and self._dirty and self._fill():
                     continue
@@ -327,8 +329,7 @@ class Engine:
         metrics.reused_tokens += step.reused_tokens
         metrics.read_backs += 1
         metrics.read_back_bytes += 4 * max(1, step.batch.results_words)
-        if not self._flights and any(work.pipe.landed for work in step.touched):
-            metrics.host_waits += 1
+        metrics.host_waits += sum(1 for work in step.passes if work.pipe.landed and len(work.pipe.flying) == 1)
         try:
             handle = self.runner.submit(step.batch)
         except Exception as error:  # whatever a runner raises fails this step, not the loop

@@ -77,7 +77,7 @@ class Metrics:
         self.queue_wait_max = 0.0
         self.read_backs = 0  # results regions asked for, one a step: on webgpu each is a map
         self.read_back_bytes = 0
-        self.host_waits = 0  # steps that an idle device got for a pipeline answered before: it waited for the host between passes
+        self.host_waits = 0  # passes that were scheduled only after the one before of their pipeline was read
         self.busy_s = 0.0  # seconds in which the device had a step
         self.lingers = 0  # lingers that ran out with a pipeline still silent
         self.predicted = 0  # passes run before they were submitted: adopted, dropped or not claimed yet

@@ -282,6 +282,7 @@ def _each(fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 _OPS: dict[str, Callable[..., Any]] = {
     "reduce_argmax": lambda a: max(range(len(a)), key=lambda i: (a[i], -i)),
     "add": _each(lambda a, b: (a + b) & 0xFFFFFFFF),
+    "mul": _each(lambda a, b: (a * b) & 0xFFFFFFFF),
     "eq": _each(lambda a, b: a == b),
     "ge": _each(lambda a, b: a >= b),
     "cast": lambda a: a,
