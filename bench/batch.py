@@ -1,5 +1,5 @@
-"""Continuous batching: aggregate decode of 1 to 32 loops against the bare batched plans of that width, and the gaps between a
-stream's tokens while prompts come in beside it.
+"""Continuous batching: aggregate decode of 1 to 32 inferlets against the bare batched plans of that width, and the gaps between a
+stream's tokens while prompts come in beside it (there on the engine's own API, so that nothing but the engine makes the gaps).
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ import asyncio
 import statistics
 import sys
 import time
+from pathlib import Path
 
 from bench.replay import greedy
 from bench.report import Report, arguments
+from bench.tax import Host, with_host
 from pie_core.codegen.layout import lane_layout
 from pie_core.device.protocol import NONE, PAGE_TOKENS
 from pie_core.engine.forward import PassSpec
@@ -22,6 +24,8 @@ from pie_core.engine.runner import EpilogueGroup, StepBatch
 from pie_core.engine.step_buffer import PackedStep, pack_step
 from pie_core.engine.working_set import WorkingSet
 from pie_core.eta.program import Program
+from pie_core.host.process import Process
+from pie_server.sandbox import Sandbox
 from tests.support.engines import load_runner
 from tests.support.paths import default_model
 
@@ -31,6 +35,25 @@ PROMPT = 8
 STREAMS = 4
 LONG = 300  # tokens of the prompts that come in beside the streams
 PAGES = 8  # of a sequence in the yardstick
+LOOP = """
+from inferlet import receive, send
+from inferlet.eta import ForwardPass, Pipeline, StateGeometry, WorkingSet, intrinsics, reduce_argmax
+
+async def main(input):
+    feed, ws, pipe = input["prompt"], WorkingSet(), Pipeline()
+    for i in range(input["n"] + 1):
+        fwd = ForwardPass()
+        fwd.embed(feed)
+        fwd.state([ws], StateGeometry.folding())
+        out = fwd.epilogue(lambda: reduce_argmax(intrinsics.output(0, "logits")))
+        pipe.submit(fwd)
+        feed = [await out]
+        if i == 0:
+            send("ready")
+            await receive()
+    send("done")
+    return {}
+"""
 
 
 def packed_batch(program: Program, width: int, pos: int) -> PackedStep:
@@ -84,16 +107,30 @@ class Stream:
         return [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
 
 
-async def together(engine: Engine, program: Program, width: int, tokens: int) -> float:
-    """Seconds in which each of `width` loops decodes `tokens` after its first."""
-    streams = [Stream(engine, program, k) for k in range(width)]
-    await asyncio.gather(*(stream.run(1) for stream in streams))
-    start = time.perf_counter()
-    await asyncio.gather(*(stream.run(tokens) for stream in streams))
-    elapsed = time.perf_counter() - start
-    for stream in streams:
-        stream.inst.close()
-    return elapsed
+async def together(host: Host, width: int, tokens: int) -> float:
+    """Seconds in which each of `width` inferlets decodes `tokens` after its first, all beginning at once."""
+    ready, go, ends = 0, asyncio.Event(), []
+    begun = 0.0
+
+    async def one(k: int) -> None:
+        nonlocal ready, begun
+        process = Process(host.engine, host.services, f"bench {k}")
+        request = process.request(LOOP, {"prompt": [(31 * k + i) % 1000 for i in range(PROMPT)], "n": tokens})
+        task = asyncio.ensure_future(process.run(host.sandbox.open(process.port), request))
+        async for message in process.messages():
+            if message == "done":
+                ends.append(time.perf_counter())
+                continue
+            ready += 1
+            if ready == width:
+                begun = time.perf_counter()
+                go.set()
+            await go.wait()
+            process.deliver(None)
+        await task
+
+    await asyncio.gather(*(one(k) for k in range(width)))
+    return max(ends) - begun
 
 
 async def mixed(engine: Engine, program: Program, prompts: int, length: int) -> tuple[list[float], list[float]]:
@@ -122,36 +159,39 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-async def measure(runner: ModelRunner, report: Report, tokens: int, length: int) -> None:
-    """Engine and bare plans in turn, width by width; then the mixed load."""
-    engine = Engine(runner)
-    engine.start()
+async def measure(runner: ModelRunner, host: Host, report: Report, tokens: int, length: int) -> None:
+    """Inferlets and bare plans in turn, width by width; then the mixed load."""
+    engine = host.engine
     program = greedy(runner)
     widths = [w for w in WIDTHS if w <= min(runner.limits.max_reads, runner.limits.max_tokens)]
     for width in widths:
         steps = [packed_batch(program, width, PROMPT + 1 + i) for i in range(tokens)]
         await bare(runner, program, width, steps[:2])
-        await together(engine, program, width, 2)
-        pairs = [(await together(engine, program, width, tokens), await bare(runner, program, width, steps)) for _ in range(ROUNDS)]
-        report.add(f"{width} loops, tok/s together", width * tokens / min(e for e, _ in pairs))
-        report.add(f"{width} loops, yardstick: bare plans, tok/s", width * tokens / min(b for _, b in pairs))
-        report.target(f"{width} loops: engine / bare", statistics.median(b / e for e, b in pairs), ">=", 0.85)
+        await together(host, width, 2)
+        pairs = [(await together(host, width, tokens), await bare(runner, program, width, steps)) for _ in range(ROUNDS)]
+        report.add(f"{width} inferlets, tok/s together", width * tokens / min(e for e, _ in pairs))
+        report.add(f"{width} inferlets, yardstick: bare plans, tok/s", width * tokens / min(b for _, b in pairs))
+        report.target(f"{width} inferlets: together / bare", statistics.median(b / e for e, b in pairs), ">=", 0.85)
     beside, alone = await mixed(engine, program, 2, length)
     report.add(f"{STREAMS} streams alone: median gap, ms", 1e3 * statistics.median(alone))
     report.add(f"beside prompts of {length}: median gap, ms", 1e3 * statistics.median(beside))
     report.add(f"beside prompts of {length}: p99 gap, ms", 1e3 * percentile(beside, 0.99))
     report.target("mixed load: p99 gap / median gap", percentile(beside, 0.99) / statistics.median(beside), "<=", 3)
     report.add("mixed load: median gap / alone", statistics.median(beside) / statistics.median(alone))
-    await engine.stop()
 
 
 async def run() -> int:
     """The bench; its exit code."""
     args = arguments(__doc__)
-    runner = await load_runner(args.device, args.model or default_model(), kv_pool_mb=512)
+    path = Path(args.model or default_model())
+    sandbox = Sandbox()
+    runner = await load_runner(args.device, path, kv_pool_mb=512)
     report = Report("batch", f"{runner.device.info.name} ({args.device})")
-    await measure(runner, report, min(args.tokens, 16), LONG if args.device == "cpu" else 64)
+    host = await with_host(runner, path, sandbox)
+    await measure(runner, host, report, min(args.tokens, 16), LONG if args.device == "cpu" else 64)
+    await host.engine.stop()
     runner.close()
+    sandbox.close()
     return report.finish(args.json)
 
 
