@@ -17,7 +17,12 @@ import pytest
 from conftest import ROOT, LiveServer
 
 from pie_core.device.protocol import PAGE_TOKENS
+from pie_core.engine.geometry import MAX_MASK_BITS
+from pie_core.engine.model_runner import MASK_WORDS
+from pie_core.engine.saved_sets import MEMORY_CAP
+from pie_core.engine.set_files import DISK_CAP
 from pie_core.eta import json_text, program
+from pie_core.host import ops
 from pie_core.host.budget import Budget
 from pie_core.text.tokenizer import MAX_CHARS
 from pie_server import cli_input
@@ -109,6 +114,10 @@ DOCUMENTED = [  # beginning of a row, the limit as it is written there
     ("cells of one channel", f"{program.MAX_CAPACITY:,}"),
     ("elements of one channel cell", f"{program.MAX_CELL_WORDS:,}"),
     ("elements of all channel cells", f"{BUDGET.cell_words:,}"),
+    ("mask of one pass", f"{MAX_MASK_BITS:,} bits, one working set"),
+    ("masks and trees of one step", f"{MASK_WORDS:,} words: 2 a token, and 1 for 32 hidden or buffered tokens"),
+    ("a path given to", f"{ops.MAX_PATH:,} tokens"),
+    ("name of a saved", f"1 to {ops.MAX_NAME} letters, digits, `_`, `-`, `.`; no `.` first"),
     ("operations", f"{program.MAX_OPS:,}"),
     ("outputs of", f"{program.MAX_OUTS}"),
     ("channels of", f"{program.MAX_CHANS}"),
@@ -137,6 +146,7 @@ def test_the_limits_are_the_codes_own() -> None:
     for (beginning, limit), row in zip(DOCUMENTED, rows, strict=True):
         assert row[0].startswith(beginning)
         assert row[1] == limit, row[0]
+    assert f"`$PIE_CACHE/sets`, {DISK_CAP >> 30} GiB" in text and f"closed, {MEMORY_CAP >> 20} MiB" in text
     assert f"`--kv-pool-mb`, {SETTINGS['kv_pool_mb'].default} MB" in text
     assert f"pages of {PAGE_TOKENS} tokens" in text
     assert "docs/limits.md" in README
