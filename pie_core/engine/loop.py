@@ -370,7 +370,9 @@ class Engine:
         self.predictor.landed(step, results)
         now = self.now()
         metrics.steps += 1
-        self.pace.ran(*flight.rows, self._record(flight, now, failed=False))
+        busy = self._record(flight, now, failed=False)
+        self.pace.ran(*flight.rows, busy)
+        self._linger.stepped(busy)
         self._answer(step.passes, now)
 
     def _record(self, flight: _Flight, now: float, *, failed: bool) -> float:
