@@ -20,7 +20,7 @@ from pie_core.poem.compile import CompiledModel, Tables
 from pie_core.weights import Checkpoint
 
 MAX_READS = 64  # read-out rows of one step: bounds the logits buffer
-ARENA_WORDS = 1 << 18  # 1 MiB of channel cells
+ARENA_WORDS = 1 << 21  # 8 MiB of channel cells: a request with penalties and biases takes up to 6,150 words an answer
 RESULTS_WORDS = 1 << 16
 TABLE_WORDS = 1 << 15
 LANE_WORDS = 1 << 14
