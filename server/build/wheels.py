@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pie_server.build.cpu_module import BuildError
+from pie_server.build.shrink import without_words
 
 LOCK = "pyodide-lock.json"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -37,10 +38,10 @@ class Wheel:
 
 
 def tree_wheel(name: str, version: str, folder: Path, suffixes: Sequence[str], needs: tuple[str, ...] = ()) -> Wheel:
-    """The package in `folder`, its files of these suffixes only. The name is the import name with hyphens."""
+    """The package in `folder`, its files of these suffixes only, Python without its words. The name is the import name with hyphens."""
     package = folder.name
     files = {
-        f"{package}/{path.relative_to(folder).as_posix()}": path.read_bytes()
+        f"{package}/{path.relative_to(folder).as_posix()}": without_words(path.read_bytes()) if path.suffix == ".py" else path.read_bytes()
         for path in sorted(folder.rglob("*"))
         if path.suffix in suffixes and path.is_file()
     }

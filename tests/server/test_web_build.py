@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import csv
 import hashlib
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+import pie_core
 from pie_server.build import node, web
 from pie_server.build.cpu_module import BuildError
 from pie_server.build.node import Node, NodeMissing, find_node, installed
+from pie_server.build.shrink import without_words
 from pie_server.build.web import Part, built_assets, check_types, page_tools, web_assets
 from pie_server.build.wheels import installed_wheel, pack, tree_wheel, write_wheels
 
@@ -321,6 +324,30 @@ def test_wheels_are_reproducible_and_whole(tmp_path: Path) -> None:
             content = archive.read(name)
             assert int(size) == len(content)
             assert digest == "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+
+
+WORDS = [  # a source, and what of it is packed
+    ('"""Doc."""\n\nx = 1  # why\n', '""\n\nx = 1\n'),
+    ('def f():\n    """One\n    two."""\n    return 1\n', 'def f():\n    ""\n\n    return 1\n'),
+    ("class A:\n    'é'; y = 'é'  # ü\n", "class A:\n    \"\"; y = 'é'\n"),
+    ("x = '# no comment'\ny = '''a  \n# b\n'''\n", "x = '# no comment'\ny = '''a  \n# b\n'''\n"),
+    ("async def f(): 'only'\n# end\n", 'async def f(): ""\n\n'),
+    ("x = (1,  # one\n     2)\n", "x = (1,\n     2)\n"),
+]
+
+
+@pytest.mark.parametrize(("source", "packed"), WORDS)
+def test_python_is_packed_without_its_words(source: str, packed: str) -> None:
+    assert without_words(source.encode()) == packed.encode()
+
+
+def test_the_cores_statements_stay_on_their_lines() -> None:
+    for path in [*Path(pie_core.__file__).parent.rglob("*.py"), *(web.WEB / "python").rglob("*.py")]:
+        source = path.read_bytes()
+        trees = [[*ast.walk(ast.parse(text))] for text in (source, without_words(source))]
+        places = [[(type(node), getattr(node, "lineno", 0)) for node in tree] for tree in trees]
+        strings = [{node.value for node in tree if isinstance(node, ast.Constant) and isinstance(node.value, str)} for tree in trees]
+        assert places[0] == places[1] and strings[1] <= strings[0] | {""}, path
 
 
 def test_installed_packages_become_pure_wheels() -> None:
