@@ -10,7 +10,7 @@ import pytest
 from pie_core.engine.errors import EngineLost, InvalidPass
 from pie_core.engine.forward import BUFFERED, PassSpec
 from pie_core.engine.instance import Instance
-from pie_core.engine.linger import LONGEST, Linger
+from pie_core.engine.linger import FURTHEST, LONGEST, Linger
 from pie_core.engine.loop import Engine
 from pie_core.engine.metrics import Metrics
 from pie_core.engine.pipeline import Pipeline
@@ -77,6 +77,24 @@ def test_the_linger_is_bounded_and_learns() -> None:
     assert linger.wait(now + 2) > 0, "it came back quickly, so it is again"
     linger.forget(slow)
     assert linger.wait(now + 2) == 0
+
+
+@pytest.mark.parametrize(("step", "longest"), [(0.0, LONGEST), (0.03, LONGEST), (0.2, 0.01), (5.0, FURTHEST)])
+def test_the_linger_grows_with_the_step_within_bounds(step: float, longest: float) -> None:
+    linger = Linger(Metrics())
+    inst = type("I", (), {"engine": type("E", (), {"forget_return": lambda self, pipe: None})()})()
+    pipe = Pipeline(inst)  # type: ignore[arg-type]
+    linger.stepped(step)
+    assert linger.longest == pytest.approx(longest)
+    for k in range(20):
+        linger.answered(pipe, 10.0 + k)
+        assert linger.wait(10.0 + k) <= longest + 1e-9
+        linger.returned(pipe, 10.0 + k + 0.9 * longest)
+        assert not pipe.silent
+    linger.answered(pipe, 50.0)
+    assert linger.wait(50.0) == pytest.approx(longest)
+    linger.returned(pipe, 50.0 + 1.1 * longest)
+    assert pipe.silent
 
 
 async def test_decode_goes_before_prefill() -> None:
