@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pie_core.device.protocol import DeviceError
-from pie_core.engine.errors import EngineError, InvalidState, OutOfPages, PassFailed, SavedSetMismatch, SavedSetsFull, UnknownSavedSet
+from pie_core.engine.errors import (
+    BudgetExceeded,
+    EngineError,
+    InvalidState,
+    OutOfPages,
+    PassFailed,
+    SavedSetMismatch,
+    SavedSetsFull,
+    UnknownSavedSet,
+)
 from pie_core.engine.recipe import Recipe
 from pie_core.engine.working_set import WorkingSet, pages_for
 
@@ -23,6 +32,8 @@ _logger = logging.getLogger(__name__)
 
 _SETTLING = 0.002  # seconds between looks at passes that are about to settle
 MEMORY_CAP = 256 << 20  # bytes of sets that are kept in memory
+READING_CAP = 1 << 30  # bytes of all sets that are being saved
+AT_ONCE = 8  # saves and opens of one instance
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 Sink = Callable[[int | None, EngineError | None], None]
 
@@ -108,6 +119,7 @@ class SavedSets:
     def __init__(self, engine: Engine, store: SetStore) -> None:
         self._engine = engine
         self._store = store
+        self._reading = 0  # bytes of pages that are on their way from the device to the store
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -121,6 +133,8 @@ class SavedSets:
         cause = ws.failure(seq)
         if cause is not None or ws.dropped:
             sink(None, cause or InvalidState("save: the working set was dropped"))
+            return
+        if not self._may_begin(instance, len(ws.pages), sink):
             return
         recipe, length, pages = ws.recipe, ws.length, list(ws.pages)
         if ws.state is not None:  # its slot is not read back: the ids are kept, and the set is computed again
@@ -150,10 +164,16 @@ class SavedSets:
             await self._store.put(instance.tenant, name, kept)
             return length
 
-        self._go(instance, keep(), sink)
+        self._go(instance, keep(), len(pages), sink)
 
     def open(self, instance: Instance, ws: WorkingSet, name: str, sink: Sink) -> None:
         """Make `ws`, not born yet, what was saved as `name`; `sink` gets its tokens. A fault is every use's of the set."""
+
+        def refuse(error: EngineError | None) -> None:
+            if error is not None:
+                ws.fail(error, None)
+            ws.be_born()
+            sink(None, error)
 
         async def fill() -> int:
             try:
@@ -168,7 +188,8 @@ class SavedSets:
                     ws.be_born()
             return snapshot.length
 
-        self._go(instance, fill(), sink)
+        if self._may_begin(instance, 0, lambda _, error: refuse(error)):
+            self._go(instance, fill(), 0, sink)
 
     def _fill(self, instance: Instance, ws: WorkingSet, name: str, snapshot: Snapshot) -> None:
         engine = self._engine
@@ -190,8 +211,21 @@ class SavedSets:
         else:  # to be computed again, like a set that was paused
             ws.reopen(None, length, snapshot.frozen, None, Recipe(snapshot.ids, snapshot.known))
 
-    def _go(self, instance: Instance, work: Coroutine[Any, Any, int], sink: Sink) -> None:
+    def _may_begin(self, instance: Instance, pages: int, sink: Sink) -> bool:
+        """Whether one more may go on beside the others; else `sink` is told why not."""
+        size = pages * self._engine.runner.page_bytes
+        if instance.busy >= AT_ONCE:
+            sink(None, BudgetExceeded(f"{instance.busy} saves and opens go on, the most is {AT_ONCE}: await some first", limit=AT_ONCE))
+        elif self._reading and self._reading + size > READING_CAP:
+            sink(None, BudgetExceeded(f"saves of {self._reading} bytes go on, the most is {READING_CAP}: try again in a moment"))
+        else:
+            return True
+        return False
+
+    def _go(self, instance: Instance, work: Coroutine[Any, Any, int], pages: int, sink: Sink) -> None:
+        size = pages * self._engine.runner.page_bytes
         instance.busy += 1
+        self._reading += size
 
         async def run() -> None:
             tokens, error = None, None
@@ -206,6 +240,7 @@ class SavedSets:
                 error = PassFailed(f"saving or opening a working set failed: {type(cause).__name__}")
             finally:
                 instance.busy -= 1
+                self._reading -= size
             sink(tokens, error)
             self._engine.poke()
 

@@ -262,7 +262,7 @@ class Scheduler:
             if ws.buffered and work.geometry.mode == "folding":
                 raise InvalidState(f"a folding pass on a working set with {ws.buffered} buffered tokens: commit or discard them first")
             if work.geometry.shaped or ws.parents is not None:
-                check_fit(work.geometry, ws, part.n, part.tail, limits)
+                check_fit(work.geometry, ws, part.n, part.n if work.embed is not None else part.tail, limits)
             pages = pages_for(total)
             tables += pages
             if pages > min(pool.total, owner.max_pages):

@@ -11,6 +11,7 @@ import pytest
 
 from pie_core.device.protocol import DeviceError
 from pie_core.engine.errors import (
+    BudgetExceeded,
     EngineError,
     InvalidState,
     OutOfPages,
@@ -23,7 +24,7 @@ from pie_core.engine.errors import (
 from pie_core.engine.forward import BUFFERED, Geometry, PassSpec
 from pie_core.engine.instance import Instance, InstanceLimits
 from pie_core.engine.loop import Engine
-from pie_core.engine.saved_sets import MemoryStore, SetStore, Snapshot
+from pie_core.engine.saved_sets import AT_ONCE, MemoryStore, SetStore, Snapshot
 from pie_core.engine.set_files import FileStore
 from pie_core.engine.working_set import WorkingSet
 from tests.engine.fake_runner import FakeRunner, limits, reference
@@ -258,6 +259,25 @@ async def test_ending_in_the_middle(engines: Engines, end: str) -> None:
         assert engine.pool.used == 0
         while len(heard) < 2:
             await asyncio.sleep(0.001)
+    inst.close()
+    await engines.stop()
+
+
+async def test_too_many_at_once_are_refused(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engines.start()
+    inst = engine.open_instance("a")
+    ws = await prefilled(inst)
+    saves = [save(inst, ws, f"s{k}") for k in range(AT_ONCE + 1)]
+    late, there = opened(inst, "s0")
+    assert await asyncio.gather(*saves[:-1]) == [37] * AT_ONCE
+    for refused in (saves[-1], there, inst.submit(inst.pipeline(), greedy([1], late))[0]):
+        with pytest.raises(BudgetExceeded, match="8 saves and opens go on"):
+            await refused
+    monkeypatch.setattr("pie_core.engine.saved_sets.READING_CAP", 500)
+    saves = [save(inst, ws, f"s{k}") for k in range(2)]
+    assert await saves[0] == 37
+    with pytest.raises(BudgetExceeded, match="saves of 384 bytes go on, the most is 500"):
+        await saves[1]
     inst.close()
     await engines.stop()
 

@@ -253,6 +253,17 @@ async def test_masks_that_no_step_can_hold_are_refused_and_large_ones_take_sever
         inst.close()
 
 
+async def test_tokens_of_a_channel_under_a_tree_run_in_one_step_or_not_at_all() -> None:
+    async with running(FakeRunner(limits(mask_words=30))) as engine:
+        inst = engine.open_instance("t")
+        pipe = inst.pipeline()
+        cells = [inst.channel("u32", (n,), 1, seed=range(20, 20 + n)) for n in (4, 20)]
+        assert await inst.submit(pipe, greedy(cells[0], inst.working_set(), geometry=tree(-1, 0, 0, 2)))[0] == reference([20, 22, 23])
+        with pytest.raises(InvalidPass, match="masks of 20 tokens that must run in one step take 60 words, a step has 30"):
+            await inst.submit(pipe, greedy(cells[1], inst.working_set(), geometry=tree(*range(-1, 19))))[0]
+        inst.close()
+
+
 # --- commits
 
 

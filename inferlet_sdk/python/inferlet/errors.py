@@ -81,6 +81,26 @@ class BudgetExceeded(InferletError):
     """One of the inferlet's budgets (handles, outstanding passes, output) is used up."""
 
 
+class SavedSetError(InferletError):
+    """A working set could not be saved or opened."""
+
+
+class UnknownSavedSet(SavedSetError):
+    """Nothing is saved under this name."""
+
+
+class SavedSetMismatch(SavedSetError):
+    """The set was saved from another model."""
+
+
+class SavedSetDamaged(SavedSetError):
+    """What was saved is not whole any more."""
+
+
+class SavedSetsFull(SavedSetError):
+    """There is no room to save a set of this size."""
+
+
 class EngineLost(InferletError):
     """The device is gone; no pass can run any more."""
 
