@@ -24,6 +24,7 @@ TINY = [{}, {"layers": 2}, {"layers": 3}]  # arguments of write_tiny_gguf in tes
 NEED_MORE = {  # files
     "tests/engine/test_on_devices.py": "opens the server's devices; tests/web/test_conformance.py runs the page's",
     "tests/engine/test_reuse_on_devices.py": "opens the server's devices",
+    "tests/engine/test_trees_on_devices.py": "opens the server's devices",
     "tests/eta/test_eta_dtypes.py": "NumPy",
     "tests/eta/test_eta_library.py": "NumPy",
     "tests/eta/test_eta_ops.py": "NumPy",
@@ -44,6 +45,7 @@ NOT_HERE = {  # beginnings of tests' ids: without brackets, all their parameters
     "tests/engine/test_saved_sets.py::test_no_room_is_told_with_numbers[files": FILES,
     "tests/engine/test_saved_sets.py::test_a_failed_set_is_not_saved[files": FILES,
     "tests/engine/test_saved_sets.py::test_ending_in_the_middle[files": FILES,
+    "tests/engine/test_saved_sets.py::test_too_many_at_once_are_refused[files": FILES,
     "tests/engine/test_saved_sets.py::test_opened_pages_are_not_offered_to_others[files": FILES,
     "tests/engine/test_saved_sets.py::test_files_are_whole_checked_and_private": FILES,
     "tests/engine/test_saved_sets.py::test_files_let_the_longest_unused_go": FILES,
