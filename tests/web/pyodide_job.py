@@ -22,9 +22,6 @@ PACKAGES = ("_pytest", "pytest", "py.py", "pluggy", "iniconfig", "packaging", "p
 TINY = [{}, {"layers": 2}, {"layers": 3}]  # arguments of write_tiny_gguf in tests/poem
 
 NEED_MORE = {  # files
-    "tests/engine/test_on_devices.py": "opens the server's devices; tests/web/test_conformance.py runs the page's",
-    "tests/engine/test_reuse_on_devices.py": "opens the server's devices",
-    "tests/engine/test_trees_on_devices.py": "opens the server's devices",
     "tests/eta/test_eta_dtypes.py": "NumPy",
     "tests/eta/test_eta_library.py": "NumPy",
     "tests/eta/test_eta_ops.py": "NumPy",
@@ -65,8 +62,11 @@ NOT_HERE = {  # beginnings of tests' ids: without brackets, all their parameters
 
 
 def files() -> list[str]:
-    """Every test file of the rooms that is not listed as needing more."""
-    found = [str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / "tests" / room).glob("test_*.py")]
+    """Every test file of the rooms that is not listed as needing more; test_*_on_devices.py open the server's devices, and
+    tests/web/test_conformance.py the page's."""
+    found = [
+        str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / "tests" / room).glob("test_*.py") if "on_devices" not in path.name
+    ]
     assert set(NEED_MORE) <= set(found), "a file listed here is gone"
     return sorted(set(found) - set(NEED_MORE))
 
