@@ -153,8 +153,8 @@ def slots_needed(work: Pass) -> int:
     return sum(1 for part in work.parts if part.ws.state is not None and (folding or part.ws.frozen > part.ws.state.at))
 
 
-def slots_free(work: Pass, pool: StatePool) -> bool:
-    """Whether a pass may start now, as far as slots go. Raises OutOfSlots when it never can."""
+def slots_free(work: Pass, pool: StatePool, promised: int) -> bool:
+    """Whether a pass may start now, as far as slots go, when `promised` are for another one. Raises OutOfSlots when it never can."""
     need = slots_needed(work)
     if need > pool.total:
         raise OutOfSlots(
@@ -162,7 +162,7 @@ def slots_free(work: Pass, pool: StatePool) -> bool:
             needed=need,
             total=pool.total,
         )
-    return need <= pool.free
+    return not need or need <= pool.free - promised
 
 
 def fold_before(work: Pass, limits: RunnerLimits) -> list[Part]:

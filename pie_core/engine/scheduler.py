@@ -13,7 +13,7 @@ from pie_core.engine.pages import PagePool
 from pie_core.engine.pausing import Revival
 from pie_core.engine.pipeline import ForkEntry, Pipeline
 from pie_core.engine.prefix_cache import PrefixCache
-from pie_core.engine.recurrent import StatePool, fold_before, slots_free
+from pie_core.engine.recurrent import StatePool, fold_before, slots_free, slots_needed
 from pie_core.engine.reuse import attach_pages, claim_pages, find_pages
 from pie_core.engine.runner import RunnerLimits
 from pie_core.engine.step import Step
@@ -237,7 +237,8 @@ class Scheduler:
         """Whether there are slots for the states of the pass, and its replayed tokens fit. Raises OutOfSlots, InvalidState."""
         if work.started:
             return True
-        if not slots_free(work, states):
+        promised = self.promise[0] if self.promise is not None else work
+        if not slots_free(work, states, slots_needed(promised) if promised is not work else 0):
             self.waiting.append((work, 0))
             return False
         first = fold_before(work, self._limits)
