@@ -143,10 +143,10 @@ class Runner(Protocol):
         ...
 
     def read_pages(self, pages: Sequence[int]) -> Awaitable[bytes]:
-        """The bytes of KV pages, one page after another, as they are at the call: later steps change nothing of it. Awaiting raises
-        DeviceError."""
+        """The bytes of KV pages, `page_bytes` for each, in an order of the runner's, as they are at the call: later steps change nothing
+        of it. Awaiting raises DeviceError."""
         ...
 
     def write_pages(self, pages: Sequence[int], data: bytes | bytearray | memoryview) -> None:
-        """Fill KV pages with what `read_pages` gave."""
+        """Fill KV pages with what `read_pages` gave of as many."""
         ...
