@@ -125,7 +125,6 @@ class Step:
         n = ws.frozen - state.at
         if n > limits.max_tokens - self.n_tokens or len(batch.tables) + pages_for(ws.frozen) > limits.table_words:
             return
-        part.keep_state()
         table = len(batch.tables)
         batch.tables.extend(ws.pages[: pages_for(ws.frozen)])
         batch.n_seqs += 1

@@ -195,8 +195,9 @@ async def test_cancelled_passes_give_their_states_back() -> None:
         for out in rest:
             with pytest.raises(PassSkipped):
                 await out
+        assert len(runner.batches) > 1  # one of them had run
         assert await step(inst, ws, [8]) == reference([*PROMPT, 8])
-        assert engine.states is not None and engine.states.used == 1
+        assert engine.states is not None and engine.states.used == 1 and engine.metrics.revived == 0
         inst.close()
 
 
@@ -215,13 +216,14 @@ async def test_a_failed_step_frees_its_slots() -> None:
 
 async def test_closing_in_flight_frees_every_slot() -> None:
     runner = RecurrentRunner()
-    runner.hold = True
     async with running(runner) as engine:
         inst = engine.open_instance("t")
         ws = inst.working_set()
+        await step(inst, ws, PROMPT)
+        runner.hold = True
         out = inst.submit(inst.pipeline(), greedy(PROMPT * 3, ws))[0]
         await settle()
-        assert engine.states is not None and engine.states.used > 0
+        assert engine.states is not None and engine.states.used == 2
         inst.close()
         assert engine.states.used == 0 and out.exception() is not None
 
@@ -391,6 +393,33 @@ async def test_what_was_committed_is_folded_first_where_the_next_pass_leaves_no_
         assert await step(inst, ws, [2] * 12, geometry=BUFFERED) == reference([1] * 16 + [2] * 12)
         assert await step(inst, child, [3], geometry=BUFFERED) == reference([1] * 16 + [3])
         assert await busy == generate([9], 12)
+        inst.close()
+
+
+async def test_a_fork_of_what_a_step_folds_runs_in_a_later_one() -> None:
+    async with running(RecurrentRunner(recurrent_limits(max_tokens=32))) as engine:
+        inst = engine.open_instance("t")
+        ws, one, two = inst.working_set(), inst.pipeline(), inst.pipeline()
+        await step(inst, ws, [1] * 20, geometry=BUFFERED)
+        inst.commit(ws, 20)
+        parent = inst.submit(one, greedy([2] * 13, ws, geometry=BUFFERED))[0]
+        inst.submit(two, greedy([9], inst.working_set()))  # so that the fork happens while the step is filled
+        child = inst.fork(ws, two)
+        assert await inst.submit(two, greedy([3], child))[0] == reference([1] * 20 + [3])
+        assert await parent == reference([1] * 20 + [2] * 13)
+        inst.close()
+
+
+async def test_a_set_that_was_cut_while_it_was_computed_again_is_asked_for_once_more() -> None:
+    async with running(RecurrentRunner()) as engine:
+        inst = engine.open_instance("t")
+        ws, longer = inst.working_set(), inst.working_set()
+        await step(inst, ws, PROMPT)
+        await step(inst, longer, [*PROMPT, 1])
+        ws.pause()
+        ws.resume(longer)
+        assert ws.paused and longer.length == 21 and longer.pages
+        assert await step(inst, ws, [7]) == reference([*PROMPT, 7])
         inst.close()
 
 

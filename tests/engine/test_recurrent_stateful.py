@@ -242,7 +242,7 @@ class TightMachine(RecurrentMachine):
     drafts = False
 
 
-_SETTINGS = settings(max_examples=30, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+_SETTINGS = settings(max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 TestRecurrent = RecurrentMachine.TestCase
 TestRecurrent.settings = _SETTINGS
 TestScarce = ScarceMachine.TestCase
