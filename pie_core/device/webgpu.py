@@ -39,11 +39,22 @@ TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 
 class WebGpuDevice:
     """`gpu` offers GPUError, BufferUsage, ShaderStage and MapMode; `raw` is its device. `map_read` is what map_async takes to
-    read; `drain` blocks until the queue is empty, where the host has such a call."""
+    read; `drain` blocks until the queue is empty, where the host has such a call; `indirect`: an indirect dispatch costs no more than
+    a direct one (a host that checks each makes it dearer than a kernel that finds no rows)."""
 
-    def __init__(self, gpu: Any, raw: Any, info: DeviceInfo, *, map_read: Any = None, drain: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        gpu: Any,
+        raw: Any,
+        info: DeviceInfo,
+        *,
+        map_read: Any = None,
+        drain: Callable[[], None] | None = None,
+        indirect: bool = False,
+    ) -> None:
         self.gpu = gpu
         self.raw = raw
+        self.indirect = indirect
         self.map_read = gpu.MapMode.READ if map_read is None else map_read
         most = min(info.limits.get(name, SCRATCH_BYTES) for name in SIZE_LIMITS)
         most = min(most, SCRATCH_BYTES) // 16 * 16  # buffers are rounded up to 16 bytes

@@ -60,7 +60,7 @@ class RecordedPlan:
 
     def run(self, *, lane_offset: int = 0, lanes: int = 0, gated: bool = False) -> None:
         """Enqueue every launch once, in order. `gated`: as indirect dispatches, of no workgroups where the step has become empty; where
-        the host has no such call (or replays plans by itself) kernels find no rows instead. Raises DeviceError for lane arguments and
+        those are dear, or the host replays the plan, kernels find no rows instead. Raises DeviceError for lane arguments and
         DeviceLost."""
         if lane_offset or lanes:
             raise DeviceError(f"lane_offset {lane_offset} and lanes {lanes} belong to an epilogue plan; this plan has none")
@@ -75,7 +75,7 @@ class RecordedPlan:
                 return
             compute = device.encoder().begin_compute_pass()
             set_pipeline, set_bind_group, dispatch = compute.set_pipeline, compute.set_bind_group, compute.dispatch_workgroups
-            if gated and self._step is not None:
+            if gated and device.indirect and self._step is not None:
                 self._run_gated(compute, self._step)
                 return
             last = None

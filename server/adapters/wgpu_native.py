@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,19 @@ def use_shader_cache() -> Path | None:
         return None
     os.environ.setdefault("MESA_SHADER_CACHE_DIR", str(folder))
     return folder
+
+
+@cache
+def trust_grids() -> bool:
+    """Have wgpu not check each indirect dispatch by a dispatch of its own, which doubles the work of recording: all grids are written by a
+    kernel of this repository, within the limits. Takes effect before the first adapter; whether it did."""
+    try:
+        from wgpu.backends.wgpu_native import extras  # type: ignore[import-untyped]
+
+        extras.set_instance_extras(flags=("Empty",))
+    except (ImportError, AttributeError, KeyError, RuntimeError):  # another back end, or an instance that somebody else made
+        return False
+    return True
 
 
 def is_software(info: dict[str, Any]) -> bool:
@@ -74,6 +88,7 @@ async def open_webgpu(allow_software: bool = False) -> WebGpuDevice:
         import wgpu  # type: ignore[import-untyped]
     except ImportError as error:
         raise DeviceError("the webgpu device needs the Python package wgpu: install pie-webgpu[gpu]") from error
+    indirect = trust_grids()
     adapter = choose(await wgpu.gpu.enumerate_adapters_async(), allow_software)
     limits = {key: int(adapter.limits[key]) for key in WANTED_LIMITS}
     try:
@@ -93,7 +108,7 @@ async def open_webgpu(allow_software: bool = False) -> WebGpuDevice:
         raw.queue.read_buffer(probe, 0, 4)
 
     # READ_NOSYNC leaves out wgpu-py's extra empty submission a map; the copy before it is already submitted here.
-    return WebGpuDevice(wgpu, raw, info, map_read="READ_NOSYNC", drain=drain)
+    return WebGpuDevice(wgpu, raw, info, map_read="READ_NOSYNC", drain=drain, indirect=indirect)
 
 
 def open_webgpu_sync(allow_software: bool = False) -> WebGpuDevice:

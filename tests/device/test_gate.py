@@ -15,7 +15,7 @@ from pie_core.device.templates import template
 from pie_core.eta import Model, intrinsics, reduce_argmax, trace_epilogue
 from pie_core.eta.channel import put
 from pie_server.adapters.cpu_module import open_cpu_device
-from tests.support.lavapipe import lavapipe
+from tests.support.lavapipe import as_gpu, lavapipe
 
 BUCKET, ARENA = 70, 64
 HEADER = 16
@@ -37,9 +37,13 @@ def cpu() -> Iterator[CpuDevice]:
     opened.close()
 
 
-@pytest.fixture(params=["cpu", "webgpu"])
+@pytest.fixture(params=["cpu", "webgpu", "gpu kernels, direct dispatches"])
 def device(request: pytest.FixtureRequest, cpu: CpuDevice) -> Device:
-    return cpu if request.param == "cpu" else lavapipe()
+    if request.param == "cpu":
+        return cpu
+    device = lavapipe() if request.param == "webgpu" else as_gpu()
+    assert device.indirect == (request.param == "webgpu")
+    return device
 
 
 def step_words(gates: Sequence[Gate], free: int = 0, tokens: int = 5) -> tuple[Any, list[range]]:

@@ -28,4 +28,4 @@ def lavapipe() -> WebGpuDevice:
 def as_gpu() -> WebGpuDevice:
     """The same raw device with the kernels that a real GPU gets (shared memory and barriers)."""
     device = lavapipe()
-    return WebGpuDevice(device.gpu, device.raw, replace(device.info, software=False), map_read=device.map_read)
+    return WebGpuDevice(device.gpu, device.raw, replace(device.info, software=False), map_read=device.map_read, indirect=False)
