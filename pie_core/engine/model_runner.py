@@ -27,6 +27,7 @@ LANE_WORDS = 1 << 14
 MASK_WORDS = 1 << 16
 MIXED_PREFILL = 64  # rows a step beside decode at most, where products gain nothing from more (see pacing.py)
 STATE_SHARE = 4  # one part in so many of the pool's bytes holds recurrent state, where the model has some
+STATE_BYTES = 128 << 20  # most of it: one buffer, which every WebGPU device binds
 MAX_SLOTS = 1024
 COUNTED_PAGES = 1 << 16  # of a model without attention: they hold nothing and still bound the tokens alive
 EPILOGUE_PLANS = 256  # compiled epilogues kept
@@ -57,7 +58,8 @@ class ModelRunner:
         progress: Callable[[int, int], None] | None = None,
         deterministic: bool = False,
     ) -> ModelRunner:
-        """Trace the checkpoint's model, upload its weights and allocate `kv_pool_bytes` (rounded down to pages) of KV cache.
+        """Trace the checkpoint's model, upload its weights and allocate `kv_pool_bytes` (rounded down to pages) of KV cache; of a model
+        with recurrent state, a part of them as state slots.
 
         `deterministic`: every step runs the plans of the largest bucket, and every lane a launch of its own, so that no kernel is
         chosen by what else the step holds; slower where buckets differ. `progress(done, total)` counts checkpoint bytes.
@@ -71,7 +73,7 @@ class ModelRunner:
         page, slot = CompiledModel.page_bytes(graph), CompiledModel.slot_bytes(graph)
         slots = 0
         if slot:
-            slots = min(kv_pool_bytes // STATE_SHARE // slot, MAX_SLOTS)
+            slots = min(min(kv_pool_bytes // STATE_SHARE, STATE_BYTES) // slot, MAX_SLOTS)
             if slots < 2:  # the state before a pass and the one behind it
                 raise DeviceError(
                     f"the KV pool of {kv_pool_bytes} bytes leaves 1/{STATE_SHARE} for recurrent state, less than two slots of {slot} "
