@@ -284,7 +284,9 @@ class Instance(PageOwner):
             if rows < info.rows:
                 raise InvalidPass(f"program: it looks at read-out {info.rows - 1}, the pass has {rows}: read more positions")
             if info.program.rows is not None and info.program.rows != rows:
-                raise InvalidPass(f"program: outputs() was traced for {info.program.rows} read-outs, the pass has {rows}: trace it for this pass")
+                raise InvalidPass(
+                    f"program: outputs() was traced for {info.program.rows} read-outs, the pass has {rows}: trace it for this pass"
+                )
         work = Pass(
             self,
             pipe,
