@@ -1,4 +1,4 @@
-"""Pages that are read back and written elsewhere, on real devices, through staging buffers of every size."""
+"""Pages that are read back and written elsewhere, through staging buffers of every size."""
 
 from __future__ import annotations
 
