@@ -110,31 +110,32 @@ static inline v128_t masses(v128_t x) {
 
 static uint32_t mass_of(uint32_t bits) { return (uint32_t)wasm_i32x4_extract_lane(masses(wasm_i32x4_splat((int32_t)bits)), 0); }
 
-static uint64_t total_mass(const uint32_t *row, uint32_t n) {
+// The mass of a row, without that of elements whose order is a NaN.
+static uint64_t total_mass(const uint32_t *order, const uint32_t *row, uint32_t n) {
   v128_t sum = wasm_i64x2_splat(0);
   for (uint32_t i = 0; i < n; i += 4) {
-    v128_t m = masses(wasm_v128_load(row + i));
+    v128_t by = wasm_v128_load(order + i), m = wasm_v128_and(masses(wasm_v128_load(row + i)), wasm_f32x4_eq(by, by));
     if (n - i < 4) m = wasm_v128_and(m, first_lanes(n - i));
     sum = wasm_i64x2_add(sum, wasm_i64x2_add(wasm_u64x2_extend_low_u32x4(m), wasm_u64x2_extend_high_u32x4(m)));
   }
   return (uint64_t)wasm_i64x2_extract_lane(sum, 0) + (uint64_t)wasm_i64x2_extract_lane(sum, 1);
 }
 
-// Adds the masses over `cut` of the elements whose bits agree with `prefix` where `known` is set to the bins of their digits.
-static void add_masses(const uint32_t *row, uint32_t n, int32_t cut, uint32_t prefix, uint32_t known, uint32_t shift, uint32_t digit,
-                       uint64_t *bins) {
+// Adds the masses over `cut` of the elements whose keys agree with `prefix` where `known` is set to the bins of their digits.
+static void add_masses(const uint32_t *order, const uint32_t *row, uint32_t n, int32_t cut, uint32_t prefix, uint32_t known, uint32_t shift,
+                       uint32_t digit, uint64_t *bins) {
   v128_t bound = wasm_i32x4_splat(cut), want = wasm_i32x4_splat((int32_t)prefix), mask = wasm_i32x4_splat((int32_t)known);
   for (uint32_t i = 0; i < n; i += 4) {
-    v128_t x = wasm_v128_load(row + i), m = masses(x);
-    v128_t hit = wasm_v128_and(wasm_i32x4_gt(m, bound), wasm_i32x4_eq(wasm_v128_and(x, mask), want));
+    v128_t key = f32_keys(wasm_v128_load(order + i)), m = masses(wasm_v128_load(row + i));
+    v128_t hit = wasm_v128_and(wasm_i32x4_gt(m, bound), wasm_i32x4_eq(wasm_v128_and(key, mask), want));
     if (n - i < 4) hit = wasm_v128_and(hit, first_lanes(n - i));
     if (!wasm_v128_any_true(hit)) continue;
-    uint32_t bits[4], mass[4], hits = wasm_i32x4_bitmask(hit);
-    wasm_v128_store(bits, x);
+    uint32_t keys[4], mass[4], hits = wasm_i32x4_bitmask(hit);
+    wasm_v128_store(keys, key);
     wasm_v128_store(mass, m);
     for (; hits; hits &= hits - 1) {
       uint32_t lane = (uint32_t)__builtin_ctz(hits);
-      bins[bits[lane] >> shift & digit] += mass[lane];
+      bins[keys[lane] >> shift & digit] += mass[lane];
     }
   }
 }
@@ -157,55 +158,55 @@ static uint32_t short_list(const uint32_t *row, uint32_t n, int32_t cut, uint64_
   return count;
 }
 
-// Index of the c-th element (from 1) whose bits are `bits`.
-static uint32_t nth_equal(const uint32_t *row, uint32_t n, uint32_t bits, uint32_t c) {
-  v128_t want = wasm_i32x4_splat((int32_t)bits);
+// Index of the element with key `key` at which the masses of such elements reach `mass`.
+static uint32_t last_equal(const uint32_t *order, const uint32_t *row, uint32_t n, uint32_t key, uint64_t mass) {
+  v128_t want = wasm_i32x4_splat((int32_t)key);
+  uint64_t sum = 0;
   for (uint32_t i = 0; i < n; i += 4) {
-    uint32_t hits = wasm_i32x4_bitmask(wasm_i32x4_eq(wasm_v128_load(row + i), want)), count = (uint32_t)__builtin_popcount(hits);
-    if (count < c) {
-      c -= count;
-      continue;
+    uint32_t hits = wasm_i32x4_bitmask(wasm_i32x4_eq(f32_keys(wasm_v128_load(order + i)), want));
+    for (; hits; hits &= hits - 1) {
+      uint32_t at = i + (uint32_t)__builtin_ctz(hits);
+      if (at < n && (sum += mass_of(row[at])) >= mass) return at;
     }
-    while (--c) hits &= hits - 1;
-    return i + (uint32_t)__builtin_ctz(hits);
   }
   return n - 1;
 }
 
-static void mass_row(const uint32_t *row, uint32_t n, uint32_t target, uint64_t *bins, uint32_t *out) {
-  static const uint8_t shifts[] = {20, 10, 0};
-  uint64_t total = total_mass(row, n), before = 0;
+static void mass_row(const uint32_t *order, const uint32_t *row, uint32_t n, uint32_t target, uint64_t *bins, uint32_t *out) {
+  static const uint8_t shifts[] = {21, 10, 0};
+  uint64_t total = total_mass(order, row, n), before = 0;
   out[0] = target ? 1 : 0xffffffffu, out[1] = n - 1;
   if (total < target || !target) return;  // all numbers, or none
-  // Elements of at most this mass have a sum of at most total - target: the bound is passed before them.
-  int32_t cut = (int32_t)((total - target) / n);
-  uint32_t few = short_list(row, n, cut, bins);
-  if (few <= SHORT) {
-    uint32_t i = 0;
-    while (before += mass_of((uint32_t)(bins[i] >> 32)), before < target) i++;
-    out[0] = (uint32_t)(bins[i] >> 32) | 0x80000000u, out[1] = ~(uint32_t)bins[i];
-    return;
+  int32_t cut = 0;
+  if (order == row) {
+    // Elements of at most this mass have a sum of at most total - target: the bound is passed before them.
+    cut = (int32_t)((total - target) / n);
+    uint32_t few = short_list(row, n, cut, bins);
+    if (few <= SHORT) {
+      uint32_t i = 0;
+      while (before += mass_of((uint32_t)(bins[i] >> 32)), before < target) i++;
+      out[0] = (uint32_t)(bins[i] >> 32) | 0x80000000u, out[1] = ~(uint32_t)bins[i];
+      return;
+    }
   }
-  uint32_t prefix = 0, known = 0x80000000u;  // masses over 0 are of positive numbers, whose bits are in their order
+  uint32_t prefix = 0, known = 0;
   for (uint32_t level = 0; level < 3; level++) {
-    uint32_t shift = shifts[level], digit = level ? DIGITS / 2 - 1 : DIGITS - 1;
+    uint32_t shift = shifts[level], digit = (level < 2 ? DIGITS : DIGITS / 2) - 1;
     __builtin_memset(bins, 0, 8 * DIGITS);
-    add_masses(row, n, cut, prefix, known, shift, digit, bins);
+    add_masses(order, row, n, cut, prefix, known, shift, digit, bins);
     uint32_t bin = digit;
     while (before + bins[bin] < target) before += bins[bin--];
     prefix |= bin << shift, known |= digit << shift;
   }
-  uint32_t mass = mass_of(prefix);
-  out[0] = prefix | 0x80000000u;
-  out[1] = nth_equal(row, n, prefix, (uint32_t)((target - before + mass - 1) / mass));
+  out[0] = prefix, out[1] = last_equal(order, row, n, prefix, target - before);
 }
 
-// The same of the mass: b: p.
+// The same of the mass, walked by an order: a: the order, b: probabilities; d holds p.
 void vm_pivot_mass(const VmArgs *x) {
   const uint32_t *t = words(x->c), n = t[1];
-  uint32_t *out = (uint32_t *)(void *)x->d, target = mass_of(word_at(x->b, 0));
+  uint32_t *out = (uint32_t *)(void *)x->d, target = mass_of(out[0]);
   uint64_t *bins = (uint64_t *)(void *)(out + (int32_t)t[2]);
-  for (uint32_t r = 0; r < t[0]; r++) mass_row(words(x->a) + r * n, n, target, bins, out + 2 * r);
+  for (uint32_t r = 0; r < t[0]; r++) mass_row(words(x->a) + r * n, words(x->b) + r * n, n, target, bins, out + 2 * r);
 }
 
 // The k greatest of a row (k <= LIST) as key_and_index, greatest first. work: 4,096 words, and 2 k behind them.

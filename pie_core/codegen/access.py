@@ -22,7 +22,7 @@ def access(program: Program, value: int, position: int) -> Access:
     if spec.kind == "skeleton":
         return "memory" if source else "scalar"
     if spec.kind == "pivot":
-        return "same" if position == 0 else "scalar"
+        return "same" if position == 0 else "memory" if source else "scalar"
     if spec.kind == "view":
         return _view(node.name, source, node.shape)
     if node.name == "gather":

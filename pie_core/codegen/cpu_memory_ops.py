@@ -62,8 +62,11 @@ def emit_skeleton(code: Code, program: Program, skeleton: Skeleton, operands: Se
     dtype, shape = types[0]
     d, n, rows = operand_word(SCRATCH, skeleton.result[0]), shape[-1], elements(shape[:-1])
     work = skeleton.work - skeleton.result[0]
-    if name.startswith("pivot"):
+    if name == "pivot_rank":
         code.emit(name, d, *operands, c=code.table(rows, n, work))
+    elif name == "pivot_mass":
+        code.emit("copy_words", d, operands[2], imm=1)
+        code.emit(name, d, *operands[:2], c=code.table(rows, n, work))
     elif name in ("sort_desc", "top_k"):
         k = node.shape[-1]
         table = code.table(rows, n, k, *KEY_KINDS[dtype], skeleton.result[1] - skeleton.result[0], work)

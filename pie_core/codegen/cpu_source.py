@@ -34,7 +34,7 @@ FIXED = (
     "pivot",  # table: columns; a: the elements themselves, b: two words a row
     # Skeletons, from memory to memory: d the result, other places as words from d.
     "pivot_rank",  # table: rows, n, work; b: k
-    "pivot_mass",  # table: rows, n, work; b: p
+    "pivot_mass",  # table: rows, n, work; a: the order, b: probabilities; d holds p already
     "top_k",  # table: rows, n, k, key kind (3 words), indices, work; d: values
     "sort_desc",  # the same
     "cumsum_f32",  # table: rows, n

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pie_core.codegen.schedule import SMALL_SORT, Place, Skeleton
 from pie_core.codegen.wgsl_routines import Routine, Rows
-from pie_core.codegen.wgsl_select import pivot, top_k
+from pie_core.codegen.wgsl_select import pivot_mass, pivot_rank, top_k
 from pie_core.codegen.wgsl_skeletons import matmul, ranks, running, scatter, scatter_distinct, scatter_set, sort
 from pie_core.codegen.wgsl_values import Values
 from pie_core.codegen.wgsl_writer import note_of
@@ -47,8 +47,10 @@ class Routines:
         results = [f"mine + {word}u" for word in skeleton.result]
         work = f"mine + {skeleton.work}u"
         rows = [_rows(operand, place) for operand, place in zip(given, skeleton.operands, strict=True)]
-        if node.name in ("pivot_rank", "pivot_mass"):
-            return pivot(node.name == "pivot_mass", rows[0], wg), [sources[0], results[0], body.scalar(node.args[1])]
+        if node.name == "pivot_rank":
+            return pivot_rank(rows[0], wg), [sources[0], results[0], body.scalar(node.args[1])]
+        if node.name == "pivot_mass":
+            return pivot_mass(rows[0], rows[1].region, wg), [*sources, results[0], body.scalar(node.args[2])]
         if node.name in ("sort_desc", "top_k"):
             k = node.shape[-1]
             selects = node.name == "top_k" and k <= SMALL_SORT

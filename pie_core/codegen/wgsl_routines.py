@@ -59,6 +59,9 @@ $walk
   workgroupBarrier();
   return vec2<u32>(b, above);
 }""",
+    "mass_before": """fn mass_before(lid: u32, held: u32) -> u32 {  // the sum of `held` over the threads before this one, at most 2^30
+$mass_scan
+}""",
     "before": """fn before(lid: u32, count: u32) -> u32 {  // the sum of `count` over the threads before this one
 $scan
 }""",
@@ -111,11 +114,11 @@ def fill(text: str, **values: object) -> str:
 
 def scan(value: str, dtype: str, join: str, identity: str) -> str:
     """Statements of a function that returns `value` joined over the threads before this one, in order: at most one iteration a thread.
-    Some barrier has to stand before the next call."""
+    `join` is an expression over {0}, the sum, and {1}. Some barrier has to stand before the next call."""
     return f"""  parts[lid] = {word_of(value, dtype)};
   workgroupBarrier();
   var sum = {identity};
-  for (var j = 0u; j < lid; j += 1u) {{ sum = sum {join} {value_of("parts[j]", dtype)}; }}
+  for (var j = 0u; j < lid; j += 1u) {{ sum = {join.format("sum", value_of("parts[j]", dtype))}; }}
   return sum;"""
 
 
@@ -132,14 +135,14 @@ _SHARED = re.compile(r"&?\b([a-z]\w*)\b(?=\[|\)|,)")
 
 def common(code: str, workgroup: int) -> tuple[list[str], list[str]]:
     """(functions, shared variables) that `code` uses, directly or through others."""
-    scanned = scan("count", "u32", "+", "0u")
+    scanned, masses = scan("count", "u32", "{0} + {1}", "0u"), scan("held", "u32", "min({0} + {1}, 0x40000000u)", "0u")
     walk = WALK_BINS if workgroup <= ONE_STEP else WALK_BLOCKS
     needed: dict[str, str] = {}
     todo = [code]
     while todo:
         for name in set(_CALL.findall(todo.pop())):
             if name in COMMON and name not in needed:
-                needed[name] = fill(COMMON[name], wg=workgroup, scan=scanned, walk=walk)
+                needed[name] = fill(COMMON[name], wg=workgroup, scan=scanned, mass_scan=masses, walk=walk)
                 todo.append(needed[name])
     functions = [needed[name] for name in COMMON if name in needed]
     names = set(_SHARED.findall("\n".join([code, *functions])))

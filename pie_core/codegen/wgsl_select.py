@@ -22,6 +22,8 @@ SELECT = """    var key = 0u;
       mask |= 255u << shift;
     }"""
 
+COUNT = "atomicAdd(&bins[(k >> shift) & 255u], 1u);"
+
 PIVOT_RANK = """fn NAME(lid: u32, source: u32, result: u32, k: u32) {  // the key of the k-th greatest element of each row
   let want = min(k, $n);
   for (var row = 0u; row < $rows; row += 1u) {
@@ -34,30 +36,26 @@ $select
   }
 }"""
 
-PIVOT_MASS = """fn NAME(lid: u32, source: u32, result: u32, p: f32) {  // where the mass of the greatest elements of each row reaches p
+PIVOT_MASS = """fn NAME(lid: u32, order: u32, source: u32, result: u32, p: f32) {  // where the mass, walked by descending order, reaches p
   let want = mass(p);
   for (var row = 0u; row < $rows; row += 1u) {
-    let first = source + row * $n;
+    let first = order + row * $n;
+    let weights = source + row * $n;
 $select
-    let each = mass(f_unkey(key));
-    var most = 0xffffffffu;  // elements of this key that are kept, the lowest indices first
-    if (each != 0u) { most = (want - above + each - 1u) / each; }
     if (lid == 0u) {
-      scratch[result + 2u * row] = select(max(key, 1u), 0xffffffffu, want == 0u);
+      scratch[result + 2u * row] = select(max(key, 1u), 0xffffffffu, want == 0u);  // 1: no NaN
       scratch[result + 2u * row + 1u] = 0xffffffffu;
     }
     storageBarrier();
     let start = min(lid * $part, $n);
     let end = min(start + $part, $n);
-    var equal = 0u;
-    for (var i = start; i < end; i += 1u) { equal += select(0u, 1u, $key == key); }
-    var seen = before(lid, equal);
-    if (seen < most && most <= seen + equal) {
-      for (var i = start; i < end; i += 1u) {
-        if ($key == key) {
-          seen += 1u;
-          if (seen == most) { scratch[result + 2u * row + 1u] = i; }
-        }
+    var held = 0u;  // by elements of this key, of which the lowest indices are kept
+    for (var i = start; i < end; i += 1u) { held = min(held + select(0u, $weight, $key == key), 0x40000000u); }
+    above += mass_before(lid, held);
+    if (key != 0u && above < want && want <= above + held) {
+      for (var i = start; i < end && above < want; i += 1u) {
+        above += select(0u, $weight, $key == key);
+        if (above >= want) { scratch[result + 2u * row + 1u] = i; }
       }
     }
   }
@@ -100,30 +98,33 @@ $select
 }"""
 
 
-def _select(source: Rows, workgroup: int, by_mass: bool) -> tuple[str, int]:
+def _select(source: Rows, workgroup: int, add: str) -> tuple[str, int]:
+    """The text with `add` for what takes element k into its bin, and its loop iterations."""
     region, dtype, _, n = source
-    amount = f"mass({region_value(region, 'first + i', 'f32')})"
-    add = f"add_to_bin((k >> shift) & 255u, {amount});" if by_mass else "atomicAdd(&bins[(k >> shift) & 255u], 1u);"
     text = fill(SELECT, n=n, wg=workgroup, key=key_at(region, "first + i", dtype), add=add)
     return text, 4 * (1 + -(-BINS // workgroup) + -(-n // workgroup) + digit_iterations(workgroup))
 
 
-def pivot(by_mass: bool, source: Rows, workgroup: int) -> Routine:
-    """(lid, source, result, k u32 or p f32): two words a row, the least key kept and the last index kept of those equal to it."""
-    region, _, rows, n = source
-    select, iterations = _select(source, workgroup, by_mass)
+def pivot_rank(source: Rows, workgroup: int) -> Routine:
+    """(lid, source, result, k u32): two words a row, the least key kept and the last index kept of those equal to it."""
+    select, iterations = _select(source, workgroup, COUNT)
+    return Routine(fill(PIVOT_RANK, n=source.n, rows=source.rows, select=select), source.rows * (1 + iterations))
+
+
+def pivot_mass(order: Rows, weights: str, workgroup: int) -> Routine:
+    """(lid, order, source, result, p f32): the same two words a row by the mass of the probabilities in region `weights`."""
+    region, _, rows, n = order
+    weight = f"mass({region_value(weights, 'weights + i', 'f32')})"
+    select, iterations = _select(order, workgroup, f"add_to_bin((k >> shift) & 255u, {weight});")
     part = -(-n // workgroup)
-    text = PIVOT_MASS if by_mass else PIVOT_RANK
-    values = {"part": part, "key": key_at(region, "first + i", "f32")} if by_mass else {}
-    if by_mass:
-        iterations += 2 * part + workgroup
-    return Routine(fill(text, n=n, rows=rows, select=select, **values), rows * (1 + iterations))
+    text = fill(PIVOT_MASS, n=n, rows=rows, part=part, select=select, key=key_at(region, "first + i", "f32"), weight=weight)
+    return Routine(text, rows * (1 + iterations + 2 * part + workgroup))
 
 
 def top_k(source: Rows, k: int, workgroup: int) -> Routine:
     """(lid, source, values, indices, work of 2 k words): the k greatest of each row in order."""
     region, dtype, rows, n = source
-    select, iterations = _select(source, workgroup, False)
+    select, iterations = _select(source, workgroup, COUNT)
     part = -(-n // workgroup)
     word = region_word(region, "first + at")
     key = key_at(region, "first + i", dtype)

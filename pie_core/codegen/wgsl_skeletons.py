@@ -235,7 +235,7 @@ def running(product: bool, source: Rows, workgroup: int) -> Routine:
     together = rows * (1 + 2 * part + workgroup)
     if serial <= together + rows * BARRIERS or (product and dtype == "f32" and n <= SERIAL_PRODUCT):
         return Routine(fill(RUNNING_SERIAL, wg=workgroup, **values), serial)
-    return Routine(fill(RUNNING, part=part, dtype=dtype, scan=scan("part", dtype, join, identity), **values), together)
+    return Routine(fill(RUNNING, part=part, dtype=dtype, scan=scan("part", dtype, f"{{0}} {join} {{1}}", identity), **values), together)
 
 
 def matmul(a: Rows, b: Rows, workgroup: int) -> Routine:
@@ -247,7 +247,7 @@ def matmul(a: Rows, b: Rows, workgroup: int) -> Routine:
     together = m * n * (1 + -(-k // workgroup) + workgroup)
     if serial <= together + m * n * BARRIERS:
         return Routine(fill(MATMUL_SERIAL, **values, **code), serial)
-    return Routine(fill(MATMUL, scan=scan("part", "f32", "+", "0.0"), **values, **code), together)
+    return Routine(fill(MATMUL, scan=scan("part", "f32", "{0} + {1}", "0.0"), **values, **code), together)
 
 
 def scatter_distinct(add: bool, base: Rows, index: Rows, values: str, workgroup: int) -> Routine:

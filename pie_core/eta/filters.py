@@ -88,10 +88,8 @@ def typical(logits: Tensor, mass: Number) -> Tensor:
     floats(logits, "typical", (1,))
     p = softmax(logits)
     log_p = log(maximum(p, TINY))
-    _, order = sort_desc(-absolute(log_p - reduce_sum(p * log_p)))  # how far the surprise, -ln p, lies from the entropy
-    sorted_p = gather(p, order)
-    keep = _unsorted(cumsum(sorted_p) - sorted_p < scalar(logits, mass), order)
-    return keep | _likeliest(logits)
+    near = -absolute(log_p - reduce_sum(p * log_p))  # how far the surprise, -ln p, lies from the entropy
+    return pivot_threshold(p, mass=scalar(logits, mass), order=near) | _likeliest(logits)
 
 
 def tail_free(logits: Tensor, z: Number) -> Tensor:

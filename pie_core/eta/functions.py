@@ -124,15 +124,21 @@ def _scatter(name: str, base: Tensor, index: Tensor, values: Tensor | Scalar) ->
 
 
 def pivot_threshold(
-    x: Tensor, *, rank: Tensor | int | None = None, mass: Tensor | float | None = None, probability: Tensor | float | None = None
-) -> Tensor:
+    x: Tensor, *, rank: Tensor | int | None = None, mass: Tensor | float | None = None, probability: Tensor | float | None = None,
+    order: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """bool keep-mask of x f32 [n] or [m, n] by exactly one of: `rank` (fewer than rank elements of the row are strictly greater; ties may
-    keep more), `mass` (x are probabilities: walked descending, kept while those before sum to less than mass), `probability` (x >= it)."""
+    keep more), `mass` (x are probabilities: walked descending, kept while those before sum to less than mass), `probability` (x >= it).
+    With `mass`, `order` (of x's shape) walks the probabilities in descending order of its own elements instead."""
     _only(x, "pivot_threshold")
     given = [(name, value) for name, value in (("pivot_rank", rank), ("pivot_mass", mass), ("ge", probability)) if value is not None]
     if len(given) != 1:
         raise TraceError("pivot_threshold takes exactly one of rank=, mass= and probability=")
     name, value = given[0]
+    if order is not None and name != "pivot_mass":
+        raise TraceError("pivot_threshold takes order= with mass= only: what to walk while the mass lasts")
+    if name == "pivot_mass":
+        return x.trace.op(name, x if order is None else _only(order, "pivot_threshold"), x, value)
     if name == "pivot_rank" and isinstance(value, Tensor) and value.dtype == "i32":
         value = maximum(value, 0).cast("u32")
     return x.trace.op(name, x, value)

@@ -82,15 +82,15 @@ def mass(np: NumPy, p: Array) -> Array:
     return (np.clip(clean, np.float32(0), np.float32(1)) * np.float32(MASS_ONE)).astype(np.uint32)
 
 
-def pivot_mass(np: NumPy, x: Array, p: Array) -> Array:
-    """True while the mass before an element, walked in descending order, is below that of p; never a NaN."""
-    order = _descending(np, x)
-    masses = np.take_along_axis(mass(np, x), order, axis=-1)
+def pivot_mass(np: NumPy, order: Array, x: Array, p: Array) -> Array:
+    """True while the mass of x before an element, walked in descending `order`, is below that of p; never where the order is a NaN."""
+    walk = _descending(np, order)
+    masses = np.take_along_axis(mass(np, x), walk, axis=-1)
     before = np.cumsum(masses, axis=-1, dtype=np.uint32) - masses
     below = np.logical_and.accumulate(before < mass(np, np.asarray(p, np.float32)), axis=-1)  # a prefix: before it ends, nothing can wrap
     keep = np.empty(x.shape, bool)
-    np.put_along_axis(keep, order, below, axis=-1)
-    return keep & ~np.isnan(x)
+    np.put_along_axis(keep, walk, below, axis=-1)
+    return keep & ~np.isnan(order)
 
 
 def matmul(np: NumPy, a: Array, b: Array) -> Array:

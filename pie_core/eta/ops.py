@@ -218,9 +218,9 @@ _row("mask_apply", 2, "lookup", rules.mask_apply, {}, {}, memory_numerics.mask_a
 _row("pivot_rank", 2, "pivot", rules.pivot_rank, {}, {}, memory_numerics.pivot_rank,
      "True where fewer than k elements of the row are strictly greater (ties may keep more than k); never a NaN.", dtypes=_F32,
      constants={1: "u32"})  # fmt: skip
-_row("pivot_mass", 2, "pivot", rules.pivot_mass, {}, {}, memory_numerics.pivot_mass,
-     "True while the probabilities walked before an element, descending, sum to less than p; in units of 2^-30; never a NaN.", dtypes=_F32,
-     constants={1: "f32"})  # fmt: skip
+_row("pivot_mass", 3, "pivot", rules.pivot_mass, {}, {}, memory_numerics.pivot_mass,
+     "Of order, x and p: true while the probabilities x walked before an element, in descending order, sum to less than p; in units of "
+     "2^-30; never where the order is a NaN.", dtypes=_F32, constants={2: "f32"})  # fmt: skip
 
 # Skeletons: from memory to memory.
 _row("cumsum", 1, "skeleton", rules.cumulative, {}, {}, lambda np, a: np.cumsum(a, axis=-1, dtype=a.dtype),

@@ -205,8 +205,11 @@ def pivot_rank(args: Sequence[Type], attrs: Attrs, declared: Type | None) -> Typ
 
 
 def pivot_mass(args: Sequence[Type], attrs: Attrs, declared: Type | None) -> Type:
-    """Probabilities f32 [n] or [m, n] and p, an f32 scalar, to a bool mask of their shape."""
-    return _pivot(args, "f32")
+    """An order and probabilities, both f32 [n] or [m, n] of one shape, and p, an f32 scalar, to a bool mask of their shape."""
+    order, x, p = args
+    if x != order:
+        raise RuleError(f"takes an order and probabilities of one shape, got {show(order)} and {show(x)}")
+    return _pivot((order, p), "f32")
 
 
 def _pivot(args: Sequence[Type], dtype: str) -> Type:

@@ -88,7 +88,9 @@ def test_pivots(n: int) -> None:
 
     def fn(x: Any, p: Any, q: Any) -> Any:
         by_rank = [F["pivot_threshold"](x, rank=k) for k in ranks]
-        return by_rank + [F["pivot_threshold"](v, mass=s) for s in shares for v in (p, q)] + [F["pivot_threshold"](p, probability=0.01)]
+        by_mass = [F["pivot_threshold"](v, mass=s) for s in shares for v in (p, q)]
+        by_order = [F["pivot_threshold"](v, mass=s, order=o) for s in shares for v, o in ((p, x), (q, p), (x, q))]
+        return by_rank + by_mass + by_order + [F["pivot_threshold"](p, probability=0.01)]
 
     lanes = [(numbers("f32", (n,), seed), probabilities((n,), seed), probabilities((n,), seed, 0.01)) for seed in range(2)]
     run(launch(fn, *lanes))
@@ -100,11 +102,15 @@ def test_rows_of_one_value(value: float) -> None:
 
     def fn(x: Any) -> Any:
         masks = [F["pivot_threshold"](x, rank=9), F["pivot_threshold"](x, mass=0.5), F["pivot_threshold"](x, mass=1.0)]
+        shares = F["iota"](3001).cast("f32") / 1e5  # up to 0.03, in an order that ties
+        masks += [F["pivot_threshold"](shares, mass=s, order=x) for s in (0.0, 0.5, 1.0)]
         return [*masks, *F["top_k"](x, 1000), *F["top_k"](x, 40), *F["sort_desc"](x)]
 
     batch = launch(fn, (np.full(3001, value, np.float32),), (np.full(3001, value, np.float32),))
     got = run(batch)
-    assert got[0].outs[6].tolist() == list(range(40))
+    assert got[0].outs[9].tolist() == list(range(40))
+    want = 0 if np.isnan(value) else 317  # 0 + 1 + ... + 316 is the first to pass 50,000
+    assert [int(m.sum()) for m in got[0].outs[3:6]] == [0, want, 0 if np.isnan(value) else 448]
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -161,7 +167,7 @@ def test_matrices(shape: tuple[int, int]) -> None:
             *[F[name](v) for name in ("reduce_max", "reduce_min", "reduce_argmax") for v in (x, i)], F["reduce_sum"](i),
             F["reduce_argmax"](top), F["reduce_max"](F["reduce_argmax"](x)),
             *F["sort_desc"](x), *F["sort_desc"](i), *F["top_k"](x, k), *F["top_k"](i, n),
-            F["pivot_threshold"](x, rank=2), F["pivot_threshold"](p, mass=0.7),
+            F["pivot_threshold"](x, rank=2), F["pivot_threshold"](p, mass=0.7), F["pivot_threshold"](p, mass=0.7, order=x),
             F["transpose"](x), F["transpose"](flags), F["transpose"](F["transpose"](i) + 1),
             F["broadcast"](top, (m, n)) > x, F["broadcast"](F["reshape"](top, (m, 1)), (m, n, 2)), F["broadcast"](i, (m, n, 2)),
             F["gather_row"](x, idx), F["gather_row"](flags, idx), F["mask_apply"](x, packed), F["cumsum"](i), F["cumprod"](i),

@@ -174,6 +174,29 @@ for value, p in (
     pivot_case(f"of {value} at {p}", "mass", "f32", (2500,), masses(value, p))
 
 
+def mass_by(p: float, orders: tuple[float, ...], shape: tuple[int, ...], least: float = 0.0) -> None:
+    """Random masses in an order of few values."""
+
+    def fill(rng: np.random.Generator, at: int, dtype: str, shape: tuple[int, ...]) -> Any:
+        return (
+            rng.choice(orders, shape).astype(np.float32)
+            if at
+            else rng.uniform(least, 1.0 if least else 2 / shape[-1], shape).astype(np.float32)
+        )
+
+    CASES[f"pivot mass {p} by {len(orders)} values over {least} {shape}"] = Case(
+        lambda x, o: F["pivot_threshold"](x, mass=p, order=o), (("f32", shape), ("f32", shape)), fill
+    )
+
+
+TIES, SOME = (1.0, 0.0, -0.0, -2.0, float("nan"), float("-inf")), tuple(range(-500, 500))
+for shape in ((1,), (40,), (2500,), (3, 500)):
+    for p, orders in ((0.5, TIES), (0.9, SOME), (0.0, SOME), (1.0, (float("nan"),)), (1.0, TIES)):
+        mass_by(p, orders, shape)
+mass_by(1.0, (3.0,), (2500,), 0.5)  # masses that sum to more than 2^32
+mass_by(0.7, TIES, (2500,), 0.5)
+
+
 def lanes_of(name: str, case: Case, traced: Traced, count: int = 3) -> list[Lane]:
     rng = np.random.default_rng(sum(name.encode()))
     made = []

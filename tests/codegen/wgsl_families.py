@@ -47,6 +47,7 @@ def families() -> dict[str, Program]:
         "mask_apply": over_cells(F["mask_apply"], ("f32", (100,)), ("u32", (4,))).program,
         "pivot_rank": traced(lambda: F["pivot_threshold"](intrinsics.output(0), rank=40), VOCAB).program,
         "pivot_mass": over_cells(lambda x: F["pivot_threshold"](x, mass=0.9), ("f32", (1000,))).program,
+        "pivot_mass_by": over_cells(lambda x, y: F["pivot_threshold"](x, mass=0.9, order=y), ("f32", (3, 500)), ("f32", (3, 500))).program,
         "top_k": traced(lambda: F["top_k"](intrinsics.output(0), 40), VOCAB).program,
         "sort_desc": traced(lambda: F["sort_desc"](intrinsics.output(0)), VOCAB).program,
         "ranks": over_cells(F["sort_desc"], ("i32", (3, 50))).program,

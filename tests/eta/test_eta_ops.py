@@ -56,9 +56,11 @@ def test_pivot_by_rank(x: Any, k: int) -> None:
 
 
 @pytest.mark.parametrize("p", [-1.0, 0.0, 1e-9, 0.1, 0.5, 0.6, 0.999, 1.0, 2.0, NAN])
-def test_pivot_by_mass(p: float) -> None:
+@pytest.mark.parametrize("own", [False, True], ids=["by the probabilities", "by an order"])
+def test_pivot_by_mass(p: float, own: bool) -> None:
     x = np.array([[0.25, 0.5, 0.25, 0.0], [NAN, 1.5, -0.5, 0.1], [0.3, 0.3, 0.3, 0.1]], np.float32)
-    (got,) = of(lambda v: F["pivot_threshold"](v, mass=p), x)
+    order = np.array([[-2.0, -3.0, 0.0, -0.0], [NAN, NAN, -INF, INF], [1.0, 2.0, 1.0, 2.0]], np.float32) if own else x
+    (got,) = of(lambda v, o: F["pivot_threshold"](v, mass=p, order=o if own else None), x, order)
 
     def count(v: float) -> int:
         return 0 if math.isnan(v) else int(np.float32(min(max(v, 0.0), 1.0)) * 2**30)
@@ -66,10 +68,10 @@ def test_pivot_by_mass(p: float) -> None:
     want = np.zeros(x.shape, bool)
     for i, row in enumerate(x.tolist()):
         before = 0
-        for j in descending(row):
+        for j in descending(order[i].tolist()):
             if before >= count(p):
                 break
-            want[i, j] = not math.isnan(row[j])
+            want[i, j] = not math.isnan(order[i, j])
             before += count(row[j])
     np.testing.assert_array_equal(got, want)
 
@@ -221,6 +223,10 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: F["pivot_threshold"](cell("f32", 3, 1, 1), mass=0.5), r"takes a vector or a matrix \(rank 1 or 2\)"),
     (lambda: F["pivot_threshold"](cell("f32", 3), mass=cell("f32", 3)), r"takes a threshold f32\[\], got f32\[3\]"),
     (lambda: F["pivot_threshold"](3.0, mass=0.5), "pivot_threshold takes a Tensor, got float"),
+    (lambda: F["pivot_threshold"](cell("f32", 3), mass=0.5, order=3.0), "pivot_threshold takes a Tensor, got float"),
+    (lambda: F["pivot_threshold"](cell("f32", 3), rank=1, order=cell("f32", 3)), "takes order= with mass= only"),
+    (lambda: F["pivot_threshold"](cell("f32", 3), mass=0.5, order=cell("f32", 4)), r"of one shape, got f32\[4\] and f32\[3\]"),
+    (lambda: F["pivot_threshold"](cell("f32", 3), mass=0.5, order=cell("i32", 3)), r"of one shape, got i32\[3\] and f32\[3\]"),
     (lambda: F["cumsum"](cell("f32")), "cumsum works along the last axis, got the scalar"),
     (lambda: F["cumprod"](cell("bool", 3)), "cumprod takes a number"),
     (lambda: F["sort_desc"](cell("bool", 3)), "sort_desc takes a number"),

@@ -14,9 +14,6 @@ fn f_key(x: f32) -> u32 {  // ordered: NaN 0, then -inf up to +inf; -0 equals +0
   if (m == 0u) { return 0x80000000u; }
   return select(b ^ 0x80000000u, ~b, b >= 0x80000000u);
 }
-fn f_unkey(k: u32) -> f32 {
-  return bitcast<f32>(select(~k, k ^ 0x80000000u, k >= 0x80000000u));
-}
 fn kept(x: f32, least: u32, last: u32, at: u32) -> bool {  // of a pivot: by key, equal keys by index
   let key = f_key(x);
   return key > least || (key == least && at <= last);
@@ -61,17 +58,18 @@ fn digit_of(lid: u32, want: u32) -> vec2<u32> {  // the greatest bin that reache
   workgroupBarrier();
   return vec2<u32>(b, above);
 }
-fn before(lid: u32, count: u32) -> u32 {  // the sum of `count` over the threads before this one
-  parts[lid] = count;
+fn mass_before(lid: u32, held: u32) -> u32 {  // the sum of `held` over the threads before this one, at most 2^30
+  parts[lid] = held;
   workgroupBarrier();
   var sum = 0u;
-  for (var j = 0u; j < lid; j += 1u) { sum = sum + parts[j]; }
+  for (var j = 0u; j < lid; j += 1u) { sum = min(sum + parts[j], 0x40000000u); }
   return sum;
 }
-fn pivot_mass_0(lid: u32, source: u32, result: u32, p: f32) {  // where the mass of the greatest elements of each row reaches p
+fn pivot_mass_0(lid: u32, order: u32, source: u32, result: u32, p: f32) {  // where the mass, walked by descending order, reaches p
   let want = mass(p);
   for (var row = 0u; row < 1u; row += 1u) {
-    let first = source + row * 1000u;
+    let first = order + row * 1000u;
+    let weights = source + row * 1000u;
     var key = 0u;
     var mask = 0u;
     var above = 0u;
@@ -80,32 +78,27 @@ fn pivot_mass_0(lid: u32, source: u32, result: u32, p: f32) {  // where the mass
       clear_bins(lid);
       for (var i = lid; i < 1000u; i += 256u) {
         let k = f_key(bitcast<f32>(arena[first + i]));
-        if ((k & mask) == key) { add_to_bin((k >> shift) & 255u, mass(bitcast<f32>(arena[first + i]))); }
+        if ((k & mask) == key) { add_to_bin((k >> shift) & 255u, mass(bitcast<f32>(arena[weights + i]))); }
       }
       let digit = digit_of(lid, want - above);
       key |= digit.x << shift;
       above += digit.y;
       mask |= 255u << shift;
     }
-    let each = mass(f_unkey(key));
-    var most = 0xffffffffu;  // elements of this key that are kept, the lowest indices first
-    if (each != 0u) { most = (want - above + each - 1u) / each; }
     if (lid == 0u) {
-      scratch[result + 2u * row] = select(max(key, 1u), 0xffffffffu, want == 0u);
+      scratch[result + 2u * row] = select(max(key, 1u), 0xffffffffu, want == 0u);  // 1: no NaN
       scratch[result + 2u * row + 1u] = 0xffffffffu;
     }
     storageBarrier();
     let start = min(lid * 4u, 1000u);
     let end = min(start + 4u, 1000u);
-    var equal = 0u;
-    for (var i = start; i < end; i += 1u) { equal += select(0u, 1u, f_key(bitcast<f32>(arena[first + i])) == key); }
-    var seen = before(lid, equal);
-    if (seen < most && most <= seen + equal) {
-      for (var i = start; i < end; i += 1u) {
-        if (f_key(bitcast<f32>(arena[first + i])) == key) {
-          seen += 1u;
-          if (seen == most) { scratch[result + 2u * row + 1u] = i; }
-        }
+    var held = 0u;  // by elements of this key, of which the lowest indices are kept
+    for (var i = start; i < end; i += 1u) { held = min(held + select(0u, mass(bitcast<f32>(arena[weights + i])), f_key(bitcast<f32>(arena[first + i])) == key), 0x40000000u); }
+    above += mass_before(lid, held);
+    if (key != 0u && above < want && want <= above + held) {
+      for (var i = start; i < end && above < want; i += 1u) {
+        above += select(0u, mass(bitcast<f32>(arena[weights + i])), f_key(bitcast<f32>(arena[first + i])) == key);
+        if (above >= want) { scratch[result + 2u * row + 1u] = i; }
       }
     }
   }
@@ -121,15 +114,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   let v9 = lanes[lane + 1u];
   // phase 0: no loops, 1 from memory to memory
   let v3 = bitcast<f32>(v2);  // %1 param(slot=0) f32[]
-  // %2 pivot_mass(%0, %1) bool[1000]
-  pivot_mass_0(lid, v1, mine + 4096u, v3);  // at most 473 iterations
+  // %2 pivot_mass(%0, %0, %1) bool[1000]
+  pivot_mass_0(lid, v1, v1, mine + 4096u, v3);  // at most 473 iterations
   storageBarrier();
   // phase 1: loops over 1000
   let v4 = scratch[mine + 4096u];  // least key kept of %2
   let v5 = scratch[mine + 4097u];  // last index kept of those equal to it
   for (var i = lid; i < 1000u; i += 256u) {  // at most 4 iterations
     let v6 = bitcast<f32>(arena[v1 + i]);  // %0 take(chan=0) f32[1000]
-    let v7 = kept(v6, v4, v5, i);  // %2 pivot_mass(%0, %1) bool[1000]
+    let v7 = kept(v6, v4, v5, i);  // %2 pivot_mass(%0, %0, %1) bool[1000]
     if (v8 != 0xffffffffu) { results[v8 + i] = select(0u, 1u, v7); }
   }
   // scalar results
