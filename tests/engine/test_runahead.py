@@ -349,13 +349,14 @@ async def test_only_passes_behind_a_possible_stop_have_gates() -> None:
 async def test_no_pass_of_another_pipeline_builds_on_one_that_may_be_cancelled(through: str) -> None:
     target, tokens = stop_after(3, 2)
     runner = FakeRunner()
-    async with running(runner) as engine:
+    async with running(runner, ahead=6) as engine:
         inst = engine.open_instance("shared")
         loop = Loop(inst, 3, target)
         runner.hold = True
         out = loop.submit(4)
         await settle()
         assert engine.status()["in_flight"] == 4
+        inst.close_pipeline(loop.pipe)  # nobody is waited for: what is ready may go
         other = inst.pipeline()
         late = greedy([1], loop.ws) if through == "set" else spec([1], [inst.working_set()], lambda: take(loop.count))
         waits = inst.submit(other, late)[0]

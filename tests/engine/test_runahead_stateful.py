@@ -113,11 +113,15 @@ class RunAheadMachine(RuleBasedStateMachine):
         if not known.inst.closed:
             self.do(lambda: known.inst.close_pipeline(known.loop.pipe))
 
-    @rule(known=loops)
-    def go_on_elsewhere(self, known: Known) -> None:
-        """Behind its stop a loop goes on in another pipeline, from the token that it fed last."""
-        if known.inst.closed or self.faults or len(known.futures) <= known.end or known.resumed is not None:
+    @rule(known=loops, behind=st.integers(1, 6))
+    def go_on_elsewhere(self, known: Known, behind: int) -> None:
+        """Behind its stop, with passes in flight behind that, a loop goes on in another pipeline from the token that it fed last."""
+        if known.inst.closed or self.faults or known.resumed is not None or known.loop.pipe.closed:
             return
+        self.hold()
+        missing = max(0, known.end + behind - len(known.futures))
+        self.do(lambda: known.futures.extend(known.loop.submit(missing)))
+        self.go(20)
         self.release()
         self.loop.run_until_complete(asyncio.wait(known.futures))
         known.resumed = self.do(known.inst.pipeline)
