@@ -213,7 +213,7 @@ class WorkingSet:
             self._dropped = True
             _host.call("ws.drop", f'{{"ws":{self.id}}}')
 
-    def _edit(self, op: str, n: int) -> None:
+    def _edit(self, op: str, n: Any) -> None:
         self._check(op)
         _host.call("ws." + op, f'{{"ws":{self.id},"n":{check_int(f"WorkingSet.{op}: n", n, 0, _MAX_TOKENS)}}}')
 
