@@ -20,7 +20,7 @@ class PageIO:
         self._device = device
         self._parts = [(cache, 4 * PAGE_TOKENS * width) for pair, width in zip(caches, widths, strict=True) for cache in pair]
         self.page_bytes = sum(size for _, size in self._parts)
-        self._capacity = max(STAGED_BYTES, *(size for _, size in self._parts))
+        self._capacity = max((STAGED_BYTES, *(size for _, size in self._parts)))  # a model without attention has no parts
         self._staging: Buffer | None = None
 
     def read(self, pages: Sequence[int]) -> Awaitable[bytes]:

@@ -49,22 +49,30 @@ class RecurrentRunner(FakeRunner):
     def _execute(self, batch: StepBatch) -> bytes:
         packed = pack_step(batch)
         step = array("I", bytes(packed.data))
+        whole = step[:]
+        self._gates(step)
         n_tokens, n_reads, _, token_off, read_off, _, run_off, n_runs = step[:8]
-        assert n_runs > 0 and step[run_off + 5 * (n_runs - 1)] == n_tokens, "every row is in a run"
+        assert n_runs > 0 and step[run_off + 5 * (n_runs - 1)] == whole[0], "every row is in a run"
+        if not n_tokens:
+            n_runs = 0
         after: list[State] = []
         for k in range(n_runs):
             end, start, write, limit, cell = step[run_off + 5 * k : run_off + 5 * k + 5]
             assert cell == NONE and len(after) < end and limit <= end - len(after)
-            state = self.states[start] if start != NONE else ()
+            shut = any(step[token_off + 8 * t + 3] != whole[token_off + 8 * t + 3] for t in range(len(after), end))  # behind a gate
+            assert write == NONE or not shut
+            state = () if start == NONE else self.states.get(start, ()) if shut else self.states[start]
             folded = state
             for r in range(end - len(after)):
                 at = token_off + 8 * len(after)
                 word, src, pos, slot, pages = step[at : at + 5]
                 token = self.arena[src] if src != NONE else word
                 place = step[pages + pos // PAGE_TOKENS] * PAGE_TOKENS + pos % PAGE_TOKENS
-                assert pos == len(state), "a run does not go on where its state ends"
+                assert shut or pos == len(state), "a run does not go on where its state ends"
                 entry = (token, pos) if token < self._limits.vocab else None
-                if slot == NONE:
+                if shut:
+                    pass  # neither K and V nor a state are stored
+                elif slot == NONE:
                     assert self.kv[place] == entry, "a replayed token is not what was stored"
                     self.replayed += 1
                 else:
@@ -81,7 +89,8 @@ class RecurrentRunner(FakeRunner):
             pages = step[token_off + 8 * row + 4]
             seen = after[row]
             stored = [self.kv.get(step[pages + p // PAGE_TOKENS] * PAGE_TOKENS + p % PAGE_TOKENS) for p in range(len(seen))]
-            assert stored == list(seen), "K and V are not what the state has seen"
+            masked = step[token_off + 8 * row + 3] != whole[token_off + 8 * row + 3]
+            assert masked or stored == list(seen), "K and V are not what the state has seen"
             readouts.append(None if None in seen else answer([cell for cell in seen if cell is not None]))
         results = array("I", [0xDEADBEEF]) * batch.results_words
         for group in packed.groups:
@@ -89,5 +98,6 @@ class RecurrentRunner(FakeRunner):
             base = group.lane_offset // 4
             for k in range(group.lanes):
                 lane: Any = step[base + k * layout.words : base + (k + 1) * layout.words]
-                self._lane(group.program, lane, readouts, results)
+                if lane[0] != NONE:
+                    self._lane(group.program, lane, readouts, results)
         return results.tobytes()

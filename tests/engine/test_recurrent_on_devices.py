@@ -207,6 +207,36 @@ async def test_a_token_of_the_device_feeds_the_next_pass(engine: Engine) -> None
     inst.close()
 
 
+async def test_passes_behind_a_stop_leave_the_state_alone(engine: Engine) -> None:
+    """Passes that were scheduled ahead are masked out on the device; the set goes on from the last one that ran."""
+    inst = engine.open_instance("t")
+
+    async def loop(stop: int) -> tuple[WorkingSet, list[Any]]:
+        fed, done = inst.channel("i32", (1,), 2), inst.channel("bool", capacity=4)
+
+        def step() -> Any:
+            token = reduce_argmax(intrinsics.output(0, "logits"))
+            channel.put(fed, token)
+            channel.put(done, token == stop)
+            return token
+
+        t = trace_epilogue(step, Model(engine.limits.vocab, engine.limits.hidden))
+        ws, pipe = inst.working_set(), inst.pipeline()
+        pipe.stop_when(done)
+        outs = [inst.submit(pipe, PassSpec(feed, [ws], FOLDING, None, t.program, t.params, t.channels))[0] for feed in (PROMPT, *[fed] * 4)]
+        said = await asyncio.gather(*outs, return_exceptions=True)
+        return ws, [token for token in said if isinstance(token, int)]
+
+    _, tokens = await loop(-1)
+    assert len(tokens) == 5
+    cut = tokens.index(tokens[2]) + 1
+    ws, said = await loop(tokens[2])
+    assert said == tokens[:cut] and ws.length == len(PROMPT) + cut - 1
+    close(await run(inst, ws, [9]), await plain(inst, [*PROMPT, *tokens[: cut - 1], 9]))
+    assert engine.metrics.revived == 0
+    inst.close()
+
+
 async def test_a_whole_buffer_runs_in_one_step(engine: Engine) -> None:
     """What was committed of it is folded in a step of its own when the next pass leaves no room."""
     inst = engine.open_instance("t")
