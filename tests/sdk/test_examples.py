@@ -22,6 +22,8 @@ GREEDY: tuple[str, dict[str, Any]] = ("hello", {})
 DRAWN: tuple[str, dict[str, Any]] = ("sampling", {"temperature": 0.8})
 SAME: list[tuple[str, dict[str, Any], tuple[str, dict[str, Any]]]] = [
     ("sampling", {"temperature": 0}, GREEDY),
+    ("run_ahead", {"temperature": 0.8}, DRAWN),
+    ("run_ahead", {"temperature": 1e-5}, GREEDY),
     ("top_k", {"k": 1}, GREEDY),
     ("top_k", {"k": 49152}, DRAWN),
     ("nucleus", {"p": 0.0}, GREEDY),
