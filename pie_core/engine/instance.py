@@ -39,7 +39,7 @@ class Instance(PageOwner):
 
     __slots__ = (
         "active", "age", "busy", "channels", "closed", "engine", "limits", "name", "outstanding", "pipelines", "reuse", "revivals", "root",
-        "tenant", "working_sets",
+        "stopping", "tenant", "working_sets",
     )  # fmt: skip
 
     def __init__(self, engine: Engine, name: str, tenant: str, limits: InstanceLimits, age: int, *, reuse: bool = True) -> None:
@@ -57,6 +57,7 @@ class Instance(PageOwner):
         self.revivals: dict[WorkingSet, Revival] = {}  # paused sets that are computed again now
         self.active: dict[Pipeline, None] = {}  # pipelines with queued entries
         self.pipelines: dict[Pipeline, None] = {}
+        self.stopping: dict[Pipeline, None] = {}  # those of them that have a stop channel
         self.working_sets: dict[WorkingSet, None] = {}
         self.channels: dict[Channel, None] = {}
 

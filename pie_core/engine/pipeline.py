@@ -76,6 +76,7 @@ class Pipeline:
         """Forget a closed pipeline once everything it accepted has ended."""
         if self.closed and not self.queue and not self.flying:
             self.instance.pipelines.pop(self, None)
+            self.instance.stopping.pop(self, None)
 
     def stop_when(self, channel: Channel) -> None:
         """End this pipeline at the first true value that a pass puts into `channel` (bool, one element). Raises InvalidState, ArenaFull."""
@@ -89,6 +90,7 @@ class Pipeline:
             raise InvalidState("stop_when must be called before the first submit that puts into the channel (and on one without a seed)")
         self.instance.engine.predictor.drop(self.habit.guess)
         channel.add_gate()
+        self.instance.stopping[self] = None
         self.stop_channel = channel
         channel.stops = self
 
@@ -115,11 +117,12 @@ class Pipeline:
         scheduled ahead of a stop, and none is that would build on one."""
         if self.stop_channel is not None and self.flying and self.flying[-1].parts[0].ws.last_step == number:
             return False
-        if not work.shares():
+        stopping = self.instance.stopping
+        if not stopping or not work.shares():
             return True
         if self.stop_channel is not None and self.flying:
             return False
-        return not any(pipe is not self and pipe.could_cancel(work) for pipe in self.instance.pipelines)
+        return not any(pipe is not self and pipe.could_cancel(work) for pipe in stopping)
 
     def could_cancel(self, work: Pass) -> bool:
         """Whether a pass that may still be cancelled uses a working set or channel of `work`."""
