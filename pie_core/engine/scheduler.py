@@ -242,8 +242,8 @@ class Scheduler:
             self.waiting.append((work, 0))
             return False
         first = fold_before(work, self._limits)
-        for part in first:
-            step.fold(work, part)
+        if not all(step.fold(work, part) for part in first) and self._overdue is None:
+            self._overdue = work  # at the head of the next step there is room
         return not first
 
     def _pages(self, work: Pass) -> bool:

@@ -117,14 +117,15 @@ class Step:
             gate.runs = range(gated[1] // RUN_WORDS, len(self.batch.runs) // RUN_WORDS)
             gate.lane = lane
 
-    def fold(self, work: Pass, part: Part) -> None:
-        """Fold what the set of a part has committed, in front of `work`, which then has to wait for a later step; if there is room."""
+    def fold(self, work: Pass, part: Part) -> bool:
+        """Fold what the set of a part has committed, in front of `work`, which then has to wait for a later step. False: there is no
+        room for it."""
         ws, batch, limits = part.ws, self.batch, self._limits
         state = ws.state
         assert state is not None  # `fold_before`
         n = ws.frozen - state.at
         if n > limits.max_tokens - self.n_tokens or len(batch.tables) + pages_for(ws.frozen) > limits.table_words:
-            return
+            return False
         table = len(batch.tables)
         batch.tables.extend(ws.pages[: pages_for(ws.frozen)])
         batch.n_seqs += 1
@@ -133,6 +134,7 @@ class Step:
         ws.last_step = self.number
         self.n_tokens += n
         self.touched.append(work)
+        return True
 
     def fits(self, guess: Guess, pages: int) -> bool:
         """Whether there is room for a guess beside everything else."""

@@ -396,6 +396,32 @@ async def test_what_was_committed_is_folded_first_where_the_next_pass_leaves_no_
         inst.close()
 
 
+async def test_folding_in_front_of_a_pass_does_not_wait_for_ever_behind_others() -> None:
+    """Loops that come first in every step leave no room for the sixteen rows; then they go first once."""
+    async with running(RecurrentRunner(recurrent_limits(slots=64, max_tokens=16, max_reads=16))) as engine:
+        early, inst = engine.open_instance("early"), engine.open_instance("late")
+        loops = [asyncio.create_task(decode(early, [k], 60)) for k in range(4)]
+        ws = inst.working_set()
+        await step(inst, ws, [1] * 16, geometry=BUFFERED)
+        inst.commit(ws, 16)
+        assert await step(inst, ws, [2], geometry=BUFFERED) == reference([1] * 16 + [2])
+        assert not any(loop.done() for loop in loops)
+        assert await asyncio.gather(*loops) == [generate([k], 60) for k in range(4)]
+        early.close()
+        inst.close()
+
+
+async def test_a_chain_is_committed_by_its_indices_too() -> None:
+    async with running(RecurrentRunner()) as engine:
+        inst = engine.open_instance("t")
+        ws = inst.working_set()
+        await step(inst, ws, PROMPT)
+        await step(inst, ws, [1, 2, 3], geometry=BUFFERED)
+        inst.commit(ws, [0, 1])
+        assert await step(inst, ws, [9]) == reference([*PROMPT, 1, 2, 9])
+        inst.close()
+
+
 async def test_a_fork_of_what_a_step_folds_runs_in_a_later_one() -> None:
     async with running(RecurrentRunner(recurrent_limits(max_tokens=32))) as engine:
         inst = engine.open_instance("t")
