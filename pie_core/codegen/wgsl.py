@@ -82,6 +82,7 @@ class Epilogue(Values):
         ]
         if scratch_words:
             head.append(f"  let mine = {lane} * {scratch_words}u;")
+        head += self.joiner.head(f"lanes[lane + {ROW}u]")
         body = [*self.head, *self.lines]
         functions, shared = common("\n".join([*self.routines.functions, *body]), wg)
         shared = [*self.joiner.declarations(), *shared]
