@@ -397,16 +397,16 @@ async def test_what_was_committed_is_folded_first_where_the_next_pass_leaves_no_
 
 
 async def test_folding_in_front_of_a_pass_does_not_wait_for_ever_behind_others() -> None:
-    """Loops that come first in every step leave no room for the sixteen rows; then they go first once."""
+    """Passes that come first in every step leave no room for the sixteen rows; then those go first once."""
     async with running(RecurrentRunner(recurrent_limits(slots=64, max_tokens=16, max_reads=16))) as engine:
         early, inst = engine.open_instance("early"), engine.open_instance("late")
-        loops = [asyncio.create_task(decode(early, [k], 60)) for k in range(4)]
-        ws = inst.working_set()
+        ws, other, pipe = inst.working_set(), early.working_set(), early.pipeline()
         await step(inst, ws, [1] * 16, geometry=BUFFERED)
         inst.commit(ws, 16)
+        queued = [early.submit(pipe, greedy([k], other))[0] for k in range(40)]
         assert await step(inst, ws, [2], geometry=BUFFERED) == reference([1] * 16 + [2])
-        assert not any(loop.done() for loop in loops)
-        assert await asyncio.gather(*loops) == [generate([k], 60) for k in range(4)]
+        assert not queued[30].done()
+        assert await queued[-1] == reference(list(range(40)))
         early.close()
         inst.close()
 
