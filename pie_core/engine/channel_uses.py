@@ -36,6 +36,11 @@ def channel_uses(
         for k, (channel, chan, effect) in enumerate(zip(spec.channels, info.channels, info.effects, strict=True)):
             if (channel.dtype, channel.shape) != (chan.dtype, chan.shape):
                 raise InvalidPass(f"channels[{k}] is a {channel.describe()}, the program expects {chan.dtype}{list(chan.shape)}")
+            if channel.host == "writer" and k in info.masks_read:
+                raise InvalidPass(
+                    f"channels[{k}]: a mask from a host-written channel must be taken, not read, or the next pass would use it again: "
+                    "take it and put one for each pass, or keep a constant mask in a seeded channel"
+                )
             if embed is not None and channel is embed.channel:
                 if effect.uses_cell:
                     raise InvalidPass(f"channels[{k}]: its cell feeds the pass's tokens, so the program may only put into it")

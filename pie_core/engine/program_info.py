@@ -27,6 +27,14 @@ class ProgramInfo:
     params: int
     rows: int
     most_words: int  # of the results region, for one lane
+    masks_read: frozenset[int]  # channels that a read, not a take, makes a mask of
+
+
+def _masks_read(program: Program) -> frozenset[int]:
+    """Channels whose front cell the program reads and applies as a mask."""
+    ops = program.ops
+    masks = {node.args[1] for node in ops if node.name == "mask_apply"}
+    return frozenset(int(ops[at].attrs["chan"]) for at in masks if ops[at].name == "read")
 
 
 class ProgramInfos:
@@ -65,7 +73,9 @@ class ProgramInfos:
         layout = lane_layout(program)
         if layout.words > limits.lane_words:
             raise InvalidPass(f"program: its lane takes {layout.words} words, one step has {limits.lane_words}: use fewer channels")
-        return ProgramInfo(program, layout, program.effects, program.chans, outs, len(program.params), program.reads, most)
+        return ProgramInfo(
+            program, layout, program.effects, program.chans, outs, len(program.params), program.reads, most, _masks_read(program)
+        )
 
     def keep(self, info: ProgramInfo) -> None:
         """Remember an info whose kernel was prepared; the oldest goes when there are too many."""
