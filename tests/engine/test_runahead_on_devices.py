@@ -22,18 +22,21 @@ from pie_core.engine.runner import StepBatch
 from pie_core.eta import Model, gumbel_max, intrinsics, trace_epilogue
 from pie_core.eta.channel import put, take
 from pie_core.eta.trace import Traced
-from tests.support.engines import Kind, load_runner
+from pie_core.weights import open_gguf
+from tests.support.engines import open_device
 from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_recurrent import POEM, write_tiny_recurrent
 
 PROMPT = [5, 17, 30, 71, 2, 9, 44, 200, 13, 101, 8, 66, 31, 150, 99]  # decoding crosses into the second page
 pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("ahead") / "tiny.gguf"
-    write_tiny_gguf(path, layers=2, context=128, seed=3)
-    return path
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model of attention alone, and one with a recurrent layer: a pass that is cancelled must not write its state either."""
+    folder = tmp_path_factory.mktemp("ahead")
+    write_tiny_gguf(folder / "attention.gguf", layers=2, context=128, seed=3)
+    return {"attention": folder / "attention.gguf", "hybrid": write_tiny_recurrent(folder / "hybrid.gguf", ("attention", "recurrent"))}
 
 
 class Held:
@@ -48,10 +51,12 @@ class Held:
         return data
 
 
-@pytest_asyncio.fixture(params=["cpu", "webgpu"])
-async def runner(request: pytest.FixtureRequest, tiny: Path) -> AsyncIterator[ModelRunner]:
-    kind: Kind = request.param
-    loaded = await load_runner(kind, tiny, kv_pool_mb=1)
+@pytest_asyncio.fixture(params=[(kind, name) for name in ("attention", "hybrid") for kind in ("cpu", "webgpu")], ids="-".join)
+async def runner(request: pytest.FixtureRequest, files: dict[str, Path]) -> AsyncIterator[ModelRunner]:
+    kind, name = request.param
+    device = await open_device(kind)
+    with open_gguf(files[name]) as checkpoint:
+        loaded = ModelRunner.load(device, checkpoint, poem=POEM if name == "hybrid" else None, kv_pool_bytes=1 << 20)
     yield loaded
     loaded.close()
 
@@ -64,6 +69,7 @@ async def engine(runner: ModelRunner) -> AsyncIterator[Engine]:
     yield made
     await made.stop()
     assert made.pool.used == 0 and made.arena.used == 0
+    assert made.states is None or made.states.used == 0
 
 
 def hold(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
