@@ -107,6 +107,7 @@ class ModelRunner:
             mixed_prefill=MIXED_PREFILL if device.info.kind == "cpu" or device.info.software else max_tokens,
             deterministic=deterministic,
             state_slots=slots,
+            ahead=2 if device.info.software else 4,  # a software adapter blocks a submission until the one before it has run
             spare_core=not device.info.software,
         )
         return cls(device, model, tables, limits)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from pie_core import eta
-from pie_core.device.protocol import DeviceError
+from pie_core.device.protocol import NONE, DeviceError, DeviceLost
 from pie_core.engine.channel import Channel
 from pie_core.engine.errors import ArenaFull, EngineError, InstanceClosed, PassFailed, PassSkipped
 from pie_core.engine.instance import Instance
 from pie_core.engine.loop import Engine
 from pie_core.engine.pipeline import Pipeline
+from pie_core.engine.runner import EpilogueGroup, Gate, StepBatch
+from pie_core.engine.step_buffer import pack_step
 from pie_core.eta.channel import put, take
 from tests.engine.fake_runner import VOCAB, FakeRunner, generate, limits, reference
-from tests.engine.support import argmax, decode, greedy, running, settle, spec
+from tests.engine.support import GREEDY, argmax, decode, greedy, running, settle, spec
 
 
 class Loop:
@@ -309,8 +312,6 @@ async def test_ends_at_every_moment_leave_nothing_behind(end: str, turns: int) -
 
 @pytest.mark.parametrize("turns", range(0, 16, 3))
 async def test_a_lost_device_ends_everything(turns: int) -> None:
-    from pie_core.device.protocol import DeviceLost
-
     runner = FakeRunner(delay=1e-4)
     async with running(runner) as engine:
         inst = engine.open_instance("lost")
@@ -396,3 +397,27 @@ async def test_a_stop_channel_needs_a_word_of_the_arena() -> None:
         with pytest.raises(ArenaFull):
             inst.pipeline().stop_when(stop)
         inst.close()
+
+
+@pytest.mark.parametrize("single_lanes", [False, True])
+def test_a_packed_gate_names_slots_states_and_lane(single_lanes: bool) -> None:
+    lanes: list[Sequence[int]] = [[0, 0, 1], [1, 2, 3], [2, 4, 5]]
+    batch = StepBatch(
+        tables=[5], masks=[0, 1, 1], reads=[0, 1, 3], runs=[1, NONE, 4, 1, NONE, 3, 4, 6, 2, NONE, 4, 6, 7, 1, NONE], n_seqs=3
+    )
+    for pos in range(4):
+        batch.rows += [7, NONE, pos, 80 + pos, 0, 0, 0, 0]
+    batch.epilogues = [EpilogueGroup(GREEDY.program, lanes[:2]), EpilogueGroup(GREEDY.program, lanes[2:])]
+    batch.gates = [Gate(40, 41, range(1, 3), range(1, 2), lanes[1]), Gate(50, NONE, range(3, 4), range(2, 3), None)]
+    assert not batch.skippable
+    packed = pack_step(batch, single_lanes=single_lanes)
+    step = array("I", bytes(packed.data))
+    at, count, free = step[8:11]
+    assert (count, free) == (2, 1)
+    gates = [list(step[at + 4 * k : at + 4 * k + 4]) for k in range(2)]
+    assert [gate[:2] for gate in gates] == [[40, 41], [50, NONE]]
+    masked = [list(step[first : first + n]) for _, _, first, n in gates]
+    assert [[step[place] for place in places] for places in masked] == [[81, 82, 6, 1], [83, 7]]
+    assert masked[0][-1] == packed.groups[1 if single_lanes else 0].lane_offset // 4 + (0 if single_lanes else 3)
+    batch.gates.append(Gate(60, NONE, range(1), range(1), None))
+    assert batch.skippable
