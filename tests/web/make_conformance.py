@@ -25,6 +25,7 @@ from tests.codegen.batch import Batch, Lane
 from tests.codegen.test_codegen_ops import CASES as OP_CASES
 from tests.device import oracles
 from tests.device.oracles import Raw, Step, Token
+from tests.web import memory_programs
 
 TARGET = Path(__file__).with_name("conformance.json")
 FORMATS = ("f32", "f16", "q4_1", "q8_0")
@@ -366,6 +367,12 @@ def programs(w: Writer) -> None:
             epilogue(w, "program: greedy over a NaN", Batch(result.program, lanes, broken, hidden), 0, 0)
 
 
+def memory_ops(w: Writer) -> None:
+    """Ops that read and write memory at other elements."""
+    for name, batch, rtol, atol in memory_programs.batches():
+        epilogue(w, f"memory: {name}", batch, rtol, atol)
+
+
 def maps(w: Writer) -> None:
     """Map programs, joined inputs, both kinds of rows."""
     chains: dict[str, tuple[Callable[..., Any], tuple[tuple[int, int], ...]]] = {
@@ -390,9 +397,9 @@ def maps(w: Writer) -> None:
 def text() -> str:
     """The whole file; the same on every run."""
     w = Writer()
-    for part in (embeds, norms, linears, ropes, attentions, moves, recurrences, gates, ops, programs, maps):
+    for part in (embeds, norms, linears, ropes, attentions, moves, recurrences, gates, ops, programs, memory_ops, maps):
         part(w)
-    covered = {op.name for op in OPS.values() if op.kind in ("elementwise", "reduce")}
+    covered = {op.name for op in OPS.values() if op.kind in ("elementwise", "reduce", "view", "lookup", "pivot", "skeleton", "pick")}
     used = {node[0] for case in w.cases if "epilogue" in case for node in json.loads(case["epilogue"])["ops"]}
     assert covered <= used, f"no case runs {sorted(covered - used)}"
     lines = [json.dumps(case, separators=(",", ":")) for case in w.cases]
