@@ -31,8 +31,8 @@ def _masks(p: Any, order: Any) -> Any:
 
 
 def _samplers(x: Any, state: Any) -> Any:
-    kept = [F["typical"](x, 0.8), F["top_p"](x, 0.7), F["top_k_mask"](x, 40)]
-    return [F["gumbel_max"](F["masked"](x, keep), state) for keep in kept]
+    typical, nucleus = F["typical"](x, 0.4), F["top_p"](x, 0.7)
+    return typical, nucleus, *[F["gumbel_max"](F["masked"](-x, keep), state) for keep in (typical, nucleus, F["tail_free"](x, 0.9))]
 
 
 def _row(dtype: str, *shape: int) -> tuple[str, tuple[int, ...]]:
