@@ -9,7 +9,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pie_core.device.protocol import PAGE_TOKENS, DeviceError
 from pie_core.engine import pausing
@@ -23,6 +23,8 @@ from tests.engine.fake_runner import FakeRunner, limits, reference
 from tests.engine.support import greedy, settle
 
 MOST = 120  # tokens of a sequence: what always fits
+VERBS = ["submit"] * 4 + ["stem"] * 4 + ["run"] * 4 + ["fork"] * 2 + ["commit", "discard", "truncate", "set"] * 2
+VERBS += ["instance", "drop", "evict", "fault", "close"]
 STEMS = [[(k * p + 3) % 40 for p in range(60)] for k in (0, 3, 7)]  # what prompts begin with
 
 
@@ -40,7 +42,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     pages = 256
     faults = False
-    instances, sequences, pipes = Bundle("instances"), Bundle("sequences"), Bundle("pipes")
+    submits = 0  # of all examples
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,6 +52,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.patience, pausing.PATIENCE = pausing.PATIENCE, 0.0
         self.open: list[Instance] = []
         self.known: list[Sequence_] = []
+        self.pipes: dict[Instance, list[Pipeline]] = {}
         self.pending: list[tuple[Any, int, Sequence_]] = []
         self.named: dict[bytes, list[Any]] = {}  # what each name stood for when it was first seen
         self.do(self.engine.start)
@@ -71,41 +74,71 @@ class EngineMachine(RuleBasedStateMachine):
         self.known.append(made)
         return made
 
-    @initialize(target=instances)
-    def first(self) -> Instance:
-        return self.open_instance()
+    @initialize()
+    def first(self) -> None:
+        self.open_instance("a")
+        self.new_sequence(0)
 
-    @rule(target=instances, tenant=st.sampled_from("aab"))
-    def open_instance(self, tenant: str = "a") -> Any:
-        if len(self.open) >= 4:
-            return multiple()
-        inst = self.do(lambda: self.engine.open_instance("x", tenant))
-        self.open.append(inst)
-        return inst
+    # One rule that draws what to do: rules of their own are switched off by turns, and drawn pairs of set and pipeline seldom fit.
+    @rule(
+        verb=st.sampled_from(VERBS), i=st.integers(0, 11), n=st.integers(0, 50), tenant=st.sampled_from("aab"), stem=st.sampled_from(STEMS),
+        tokens=st.lists(st.integers(0, 20), min_size=1, max_size=20), flag=st.booleans(),
+    )  # fmt: skip
+    def act(self, verb: str, i: int, n: int, tenant: str, stem: list[int], tokens: list[int], flag: bool) -> None:  # noqa: PLR0917
+        live = [s for s in self.known if not s.dead and not s.inst.closed]
+        seq = live[i % len(live)] if live else None
+        match verb:
+            case "instance":
+                self.open_instance(tenant)
+            case "set":
+                self.new_sequence(i)
+            case "close" if self.open and n % 3 == 0:
+                self.close(self.open[i % len(self.open)])
+            case "evict":
+                self.do(self.engine.cache.clear)
+            case "fault" if self.faults:
+                at = len(self.runner.batches) + 1
+                self.runner.fail_results = lambda batch: DeviceError("injected") if len(self.runner.batches) == at else None
+            case "run":
+                self.loop.run_until_complete(settle(1 + n % 12))
+                self.judge()
+            case "submit" if seq and len(seq.tokens) + len(tokens) <= MOST:
+                self.submit_to(seq, self.pipe(seq, n), tokens, flag)
+            case "stem" if seq:
+                at = len(seq.tokens) if seq.tokens == stem[: len(seq.tokens)] else 0
+                if n > max(at, 13) and len(seq.tokens) + n - at <= MOST:
+                    self.submit_to(seq, self.pipe(seq, n), stem[at:n], False, reuse=n % 10 > 0)
+            case "fork" if seq and len(live) < 24:
+                self.fork(seq, flag, n % 2 == 0)
+            case "commit" | "discard" if seq:
+                self.edit(seq, n % 9, verb)
+            case "truncate" if seq:
+                self.truncate(seq, n)
+            case "drop" if seq and n % 2 == 0:
+                seq.dead = True
+                self.do(lambda: seq.inst.drop(seq.ws))
 
-    @rule(target=sequences, inst=instances)
-    def new_sequence(self, inst: Instance) -> Any:
-        if inst.closed:
-            return multiple()
-        seq = Sequence_(inst, self.do(inst.working_set), [], 0)
-        self.known.append(seq)
-        return seq
+    def open_instance(self, tenant: str) -> None:
+        if len(self.open) < 4:
+            inst = self.do(lambda: self.engine.open_instance("x", tenant))
+            self.open.append(inst)
+            self.pipes[inst] = [self.do(inst.pipeline) for _ in range(2)]
 
-    @rule(target=pipes, inst=instances)
-    def new_pipe(self, inst: Instance) -> Any:
-        return multiple() if inst.closed else self.do(inst.pipeline)
+    def new_sequence(self, i: int) -> None:
+        if self.open:
+            inst = self.open[i % len(self.open)]
+            self.known.append(Sequence_(inst, self.do(inst.working_set), [], 0))
 
-    @rule(seq=sequences, pipe=pipes, tokens=st.lists(st.integers(0, 20), min_size=1, max_size=20), buffered=st.booleans())
-    def submit(self, seq: Sequence_, pipe: Pipeline, tokens: list[int], buffered: bool) -> None:
-        if len(seq.tokens) + len(tokens) <= MOST:
-            self.submit_to(seq, pipe, tokens, buffered)
+    def pipe(self, seq: Sequence_, n: int) -> Pipeline:
+        return self.pipes[seq.inst][n % 5 == 0]
 
     def submit_to(self, seq: Sequence_, pipe: Pipeline, tokens: list[int], buffered: bool, *, reuse: bool = True) -> None:
-        if seq.dead or pipe.instance is not seq.inst or (not buffered and len(seq.tokens) > seq.frozen):
+        if not buffered and len(seq.tokens) > seq.frozen:
             return
         # a pass of another pipeline may overtake: the model keeps to one pipeline a set at a time
         if seq.ws.pipe is not None and seq.ws.pipe is not pipe and not self.loop.run_until_complete(self.quiet(seq)):
             return
+        self.submits += 1
         out = self.do(lambda: seq.inst.submit(pipe, greedy(tokens, seq.ws, geometry=BUFFERED if buffered else FOLDING, reuse=reuse))[0])
         seq.tokens += tokens
         if not buffered:
@@ -121,39 +154,22 @@ class EngineMachine(RuleBasedStateMachine):
         self.judge()
         return seq.ws.order.idle and not seq.dead
 
-    @rule(seq=sequences, pipe=pipes, stem=st.sampled_from(STEMS), n=st.integers(14, 50), reuse=st.integers(0, 9))
-    def submit_stem(self, seq: Sequence_, pipe: Pipeline, stem: list[int], n: int, reuse: int) -> None:
-        """A long prompt that others have too, or the next part of it."""
-        at = len(seq.tokens) if seq.tokens == stem[: len(seq.tokens)] else 0
-        if n > at and len(seq.tokens) + n - at <= MOST:
-            self.submit_to(seq, pipe, stem[at:n], False, reuse=reuse > 0)
-
-    @rule()
-    def evict(self) -> None:
-        self.do(self.engine.cache.clear)
-
-    @rule(target=sequences, seq=sequences, buffer=st.booleans(), pipe=pipes, ordered=st.booleans())
-    def fork(self, seq: Sequence_, buffer: bool, pipe: Pipeline, ordered: bool) -> Any:
-        if seq.dead or (ordered and (pipe.instance is not seq.inst or (seq.ws.pipe is not None and seq.ws.pipe is not pipe))):
-            return multiple()
+    def fork(self, seq: Sequence_, buffer: bool, ordered: bool) -> None:
+        pipe = seq.ws.pipe or self.pipes[seq.inst][0]
         child = self.do(lambda: seq.inst.fork(seq.ws, pipe if ordered else None, buffer=buffer))
-        return self.fork_of(seq, child, buffer)
+        self.fork_of(seq, child, buffer)
 
-    @rule(seq=sequences, n=st.integers(0, 8), verb=st.sampled_from(["commit", "discard"]))
     def edit(self, seq: Sequence_, n: int, verb: str) -> None:
         n = min(n, len(seq.tokens) - seq.frozen)
-        if seq.dead:
-            return
         self.do(lambda: getattr(seq.inst, verb)(seq.ws, n))
         if verb == "commit":
             seq.frozen += n
         else:
             del seq.tokens[len(seq.tokens) - n :]
 
-    @rule(seq=sequences, pick=st.integers(0, 5))
     def truncate(self, seq: Sequence_, pick: int) -> None:
         points = sorted(p for p in seq.points if p <= len(seq.tokens))
-        if seq.dead or not points:
+        if not points:  # a discard may have cut them all
             return
         n = points[pick % len(points)]
         self.do(lambda: seq.inst.truncate(seq.ws, n))
@@ -161,31 +177,11 @@ class EngineMachine(RuleBasedStateMachine):
         seq.frozen = min(seq.frozen, n)
         seq.points = {p for p in seq.points if p <= n}
 
-    @rule(seq=consumes(sequences))
-    def drop(self, seq: Sequence_) -> None:
-        if not seq.dead:
-            seq.dead = True
-            self.do(lambda: seq.inst.drop(seq.ws))
-
-    @rule(inst=consumes(instances))
     def close(self, inst: Instance) -> None:
-        if inst.closed:
-            return
         self.do(inst.close)
         self.open.remove(inst)
         for seq in self.known:
             seq.dead = seq.dead or seq.inst is inst
-
-    @rule(times=st.integers(1, 12))
-    def run(self, times: int) -> None:
-        self.loop.run_until_complete(settle(times))
-        self.judge()
-
-    @rule()
-    def fault(self) -> None:
-        if self.faults:
-            at = len(self.runner.batches) + 1
-            self.runner.fail_results = lambda batch: DeviceError("injected") if len(self.runner.batches) == at else None
 
     def judge(self) -> None:
         """Every settled output is right, or failed for a reason that this variant has."""
