@@ -22,6 +22,8 @@ from pie_server.middleware import LOG_FIELDS, REQUEST_ID
 _STATUS = {
     "ContextLengthExceeded": (400, "context_length_exceeded"),
     "OutOfPages": (503, "kv_cache_full"),
+    "OutOfSlots": (503, "kv_cache_full"),
+    "ArenaFull": (503, "kv_cache_full"),
     "EngineLost": (503, "engine_lost"),
     "EngineStopped": (503, "shutting_down"),
 }

@@ -73,6 +73,10 @@ class OutOfPages(InferletError):
     """The sequence can never fit into the engine's KV pages."""
 
 
+class OutOfSlots(InferletError):
+    """The pass needs more slots of recurrent state than the engine has."""
+
+
 class ArenaFull(InferletError):
     """The device memory for channel cells is used up."""
 
