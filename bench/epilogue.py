@@ -220,7 +220,7 @@ async def first_uses(engine: Engine, model: Model, report: Report, *, webgpu: bo
 
 async def loops(engine: Engine, traced: dict[str, Traced], report: Report, *, few: bool) -> None:
     """The cost of each method a token, at each batch: the median over rounds."""
-    plan = ((1, 11, 5), (8, 3, 2), (32, 3, 1)) if few else ((1, 25, 5), (8, 5, 5), (32, 3, 4))  # batch, rounds, steps of a chunk
+    plan = ((1, 9, 5), (8, 3, 2), (32, 3, 1)) if few else ((1, 25, 5), (8, 5, 5), (32, 3, 4))  # batch, rounds, steps of a chunk
     for batch, rounds, steps in plan:
         found = [await compare(engine, traced, batch, steps) for _ in range(rounds)]
         for name, (_, bound) in METHODS.items():

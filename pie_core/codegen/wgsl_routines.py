@@ -37,8 +37,8 @@ COMMON: dict[str, str] = {
   let key = f_key(x);
   return key > least || (key == least && at <= last);
 }""",
-    "mass": """fn mass(p: f32) -> u32 {  // in units of 2^-30; 0 for NaN
-  return select(u32(min(p, 1.0) * 1073741824.0), 0u, f_key(p) <= 0x80000000u);
+    "mass": """fn mass(p: f32) -> u32 {  // in units of 2^-30; 0 for NaN and below 0
+  return select(u32(min(p, 1.0) * 1073741824.0), 0u, bitcast<u32>(p) > 0x7f800000u);
 }""",
     "bin_of": """fn bin_of(b: u32) -> u32 {  // what a bin holds, at most 2^30: thresholds are not greater
   return select(min(atomicLoad(&bins[b]), 0x40000000u), 0x40000000u, atomicLoad(&wrapped) == b + 1u);

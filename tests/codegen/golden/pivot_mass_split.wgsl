@@ -14,8 +14,8 @@ fn f_key(x: f32) -> u32 {  // ordered: NaN 0, then -inf up to +inf; -0 equals +0
   if (m == 0u) { return 0x80000000u; }
   return select(b ^ 0x80000000u, ~b, b >= 0x80000000u);
 }
-fn mass(p: f32) -> u32 {  // in units of 2^-30; 0 for NaN
-  return select(u32(min(p, 1.0) * 1073741824.0), 0u, f_key(p) <= 0x80000000u);
+fn mass(p: f32) -> u32 {  // in units of 2^-30; 0 for NaN and below 0
+  return select(u32(min(p, 1.0) * 1073741824.0), 0u, bitcast<u32>(p) > 0x7f800000u);
 }
 fn bin_of(b: u32) -> u32 {  // what a bin holds, at most 2^30: thresholds are not greater
   return select(min(atomicLoad(&bins[b]), 0x40000000u), 0x40000000u, atomicLoad(&wrapped) == b + 1u);
