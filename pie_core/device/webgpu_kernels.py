@@ -80,7 +80,7 @@ class KernelCache:
             kernel = self._epilogues.get(spec)
             if kernel is None:
                 kernel = self._epilogues[spec] = self._epilogue(spec)
-                if len(self._epilogues) > EPILOGUE_KERNELS:
+                while len(self._epilogues) > EPILOGUE_KERNELS:
                     self._epilogues.popitem(last=False)
             self._epilogues.move_to_end(spec)
             return kernel

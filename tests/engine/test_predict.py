@@ -407,7 +407,7 @@ async def test_closing_at_every_moment(after: int, delay: float) -> None:
     runner = FakeRunner(delay=delay)
     async with running(runner) as engine:
         victim, other = engine.open_instance("victim"), engine.open_instance("other")
-        loops = [asyncio.ensure_future(decode(victim, [k] * 13, 30)) for k in range(3)]
+        loops = [asyncio.ensure_future(decode(victim, [k] * 13, 90)) for k in range(3)]
         healthy = asyncio.ensure_future(decode(other, [9] * 13, 25))
         for _ in range(after):
             await asyncio.sleep(delay / 4)
