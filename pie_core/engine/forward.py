@@ -209,17 +209,19 @@ class Pass:
             return
         self.ended = True
         self.instance.outstanding -= 1
-        for part in self.parts:
-            if self.started and not self.final:
-                part.ws.writing = False
-            part.forget_state()
-            part.ws.order.leave(part.ticket)
-        for use in self.uses:
-            if use.puts:
-                use.channel.settled()
-        self.release_cells()
-        self._release_claims()
-        self.sink(self, values, error)
+        try:
+            for part in self.parts:
+                if self.started and not self.final:
+                    part.ws.writing = False
+                part.forget_state()
+                part.ws.order.leave(part.ticket)
+            for use in self.uses:
+                if use.puts:
+                    use.channel.settled()
+            self.release_cells()
+            self._release_claims()
+        finally:  # whatever is wrong with what waited for it
+            self.sink(self, values, error)
 
     def release_cells(self) -> None:
         """Host-written cells of the pass are in a submitted step (or never will be): a `set` that waited may replace them."""

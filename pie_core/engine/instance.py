@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pie_core.device.protocol import DeviceError
 from pie_core.engine.channel import Channel, HostRole
 from pie_core.engine.channel_uses import channel_uses, reserve_cells, waits_for_its_own
-from pie_core.engine.errors import BudgetExceeded, EngineError, InstanceClosed, InvalidPass, InvalidState, PipelineClosed
+from pie_core.engine.errors import BudgetExceeded, EngineError, InstanceClosed, InvalidPass, InvalidState, PassFailed, PipelineClosed
 from pie_core.engine.forward import Pass, PassSink, PassSpec, check_parts
 from pie_core.engine.pages import PageOwner
 from pie_core.engine.pipeline import ForkEntry, Pipeline
@@ -38,8 +39,8 @@ class Instance(PageOwner):
     other passes of its tenant (a pass can refuse by itself)."""
 
     __slots__ = (
-        "active", "age", "busy", "channels", "closed", "engine", "limits", "name", "outstanding", "pipelines", "reuse", "revivals", "root",
-        "stopping", "tenant", "working_sets",
+        "active", "age", "busy", "cause", "channels", "closed", "engine", "limits", "name", "outstanding", "pipelines", "reuse", "revivals",
+        "root", "stopping", "tenant", "working_sets",
     )  # fmt: skip
 
     def __init__(self, engine: Engine, name: str, tenant: str, limits: InstanceLimits, age: int, *, reuse: bool = True) -> None:
@@ -50,6 +51,7 @@ class Instance(PageOwner):
         self.limits = limits
         self.age = age
         self.closed = False
+        self.cause: EngineError | None = None  # why it was closed
         self.outstanding = 0
         self.busy = 0  # saves and opens that go on
         self.root = engine.cache.root(tenant)  # where the names of its pages start
@@ -143,10 +145,8 @@ class Instance(PageOwner):
     def save(self, ws: WorkingSet, name: str, sink: Callable[[int | None, EngineError | None], None]) -> None:
         """Keep the set under `name` for this tenant, as it is after the passes accepted so far; `sink` gets its tokens, or the error.
         Raises InvalidState for a bad name."""
-        self._touch(ws)
         check_name(name)
-        seq = self.engine.accept()
-        ws.order.run(lambda: self.engine.saved.save(self, ws, name, seq, sink))
+        self._ask(ws, lambda seq: self.engine.saved.save(self, ws, name, seq, sink), sink)
 
     def open(self, name: str, sink: Callable[[int | None, EngineError | None], None]) -> WorkingSet:
         """The set that was saved as `name`; it can be used at once, `sink` gets its tokens when it is there, or the error.
@@ -168,14 +168,7 @@ class Instance(PageOwner):
 
     def length(self, ws: WorkingSet, sink: Callable[[Value | None, EngineError | None], None]) -> None:
         """Tell `sink` the length, after the passes accepted so far."""
-        self._touch(ws)
-        seq = self.engine.accept()
-
-        def run() -> None:
-            cause = ws.failure(seq)
-            sink(None, cause) if cause is not None else sink(ws.length, None)
-
-        ws.order.run(run)
+        self._ask(ws, lambda _: sink(ws.length, None), sink)
 
     def drop(self, ws: WorkingSet) -> None:
         """Free the pages, after the passes accepted so far; the handle is gone at once."""
@@ -353,7 +346,7 @@ class Instance(PageOwner):
         if self.closed:
             return
         self.closed = True
-        cause = cause or InstanceClosed(f"instance {self.name!r} was closed")
+        self.cause = cause = cause or InstanceClosed(f"instance {self.name!r} was closed")
         engine = self.engine
         for pipe in self.pipelines:
             pipe.closed = True
@@ -362,12 +355,15 @@ class Instance(PageOwner):
                 if isinstance(work, Pass):
                     work.abandon(cause)
             pipe.queue.clear()
-        for ws in self.working_sets:
+        sets = list(self.working_sets)
+        for ws in sets:
             ws.drop()
         for channel in self.channels:
             channel.close(cause)
         self.active.clear()
         self.working_sets.clear()
+        for ws in sets:
+            ws.order.end()
         self.pipelines.clear()
         self.channels.clear()
         engine.closed_instance(self)
@@ -397,6 +393,21 @@ class Instance(PageOwner):
         self._own(ws)
         self.engine.predictor.drop(ws.guess)
 
+    def _ask(self, ws: WorkingSet, answer: Callable[[int], None], sink: Callable[[int | None, EngineError | None], None]) -> None:
+        """Call `answer` with the place of this call in the order of acceptance, after the passes on `ws` accepted so far; where the set
+        has failed by then, or the instance was closed, `sink` gets the cause instead."""
+        self._touch(ws)
+        seq = self.engine.accept()
+
+        def run() -> None:
+            cause = self.cause or ws.failure(seq)
+            if cause is not None:
+                sink(None, cause)
+            else:
+                answer(seq)
+
+        ws.order.run(run)
+
     def _edit(self, ws: WorkingSet, edit: Callable[[], None]) -> None:
         self._touch(ws)
         seq = self.engine.accept()
@@ -408,6 +419,8 @@ class Instance(PageOwner):
                 edit()
             except EngineError as error:
                 ws.fail(error, None)  # nobody awaits an edit: every later use of the set raises it
+            except DeviceError as error:
+                ws.fail(PassFailed(f"the device failed an edit of the working set: {type(error).__name__}: {error}"), None)
             self.engine.poke()
 
         ws.order.run(run)

@@ -122,8 +122,9 @@ class Engine:
         self.poke()
         if self._task is not None:
             await self._task
-        self._end(self.lost or EngineStopped("the engine was stopped"))
-        await self.saved.close()
+        cause = self.lost or EngineStopped("the engine was stopped")
+        self._end(cause)
+        await self.saved.close(cause)
 
     def open_instance(self, name: str, tenant: str = "", limits: InstanceLimits | None = None, *, reuse: bool = True) -> Instance:
         """What one request owns. Instances of one `tenant` share pages of equal prefixes, unless `reuse` is off. Raises EngineLost,
@@ -253,9 +254,12 @@ class Engine:
         except Exception as error:
             # a fault of the engine itself: nothing may wait for ever on a loop that is gone
             _logger.exception("the step loop failed")
-            self._lose(EngineLost(f"the engine failed: {type(error).__name__}: {error}"))
+            lost = EngineLost(f"the engine failed: {type(error).__name__}: {error}")
+            self._lose(lost)
             for flight in self._flights:
                 flight.task.cancel()
+                for work in flight.step.passes:
+                    work.abandon(lost)  # those that their pipeline has let go of already
             self._flights.clear()
 
     def _fill(self) -> bool:
@@ -365,8 +369,12 @@ class Engine:
             self._fail(step, error)
             return
         results = memoryview(flight.task.result())
-        publish_pages(step, results)
-        settle_passes(step.passes, results, metrics)
+        try:
+            publish_pages(step, results)
+            settle_passes(step.passes, results, metrics)
+        except Exception:
+            self._flights.appendleft(flight)  # not over: its passes are told with those of the others
+            raise
         self.predictor.landed(step, results)
         now = self.now()
         metrics.steps += 1

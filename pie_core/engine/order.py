@@ -28,6 +28,8 @@ class Ordered:
 
     def leave(self, ticket: int) -> None:
         """The pass with `ticket` is done; operations that waited only for it run now."""
+        if ticket < self._phase:
+            return  # all was over before
         self._counts[ticket - self._phase] -= 1
         self._advance()
 
@@ -38,6 +40,14 @@ class Ordered:
             return
         self._ops.append(op)
         self._counts.append(0)
+
+    def end(self) -> None:
+        """The object is gone with whatever used it: the operations that wait run now, and nobody needs to leave any more."""
+        ops, self._ops = self._ops, deque()
+        self._phase += len(self._counts)
+        self._counts = deque((0,))
+        for op in ops:
+            op()
 
     @property
     def idle(self) -> bool:

@@ -120,20 +120,18 @@ class SavedSets:
         self._engine = engine
         self._store = store
         self._reading = 0  # bytes of pages that are on their way from the device to the store
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[int]] = set()
+        self._cause: EngineError | None = None  # of the end
 
-    async def close(self) -> None:
-        """End what goes on; whoever waits has been told by then, or is gone."""
+    async def close(self, cause: EngineError) -> None:
+        """End what goes on; whoever waits gets `cause`."""
+        self._cause = cause
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def save(self, instance: Instance, ws: WorkingSet, name: str, seq: int, sink: Sink) -> None:
         """Keep what `ws` is now; `sink` gets its tokens. The pages are read as they are at this call."""
-        cause = ws.failure(seq)
-        if cause is not None or ws.dropped:
-            sink(None, cause or InvalidState("save: the working set was dropped"))
-            return
         if not self._may_begin(instance, len(ws.pages), sink):
             return
         recipe, length, pages = ws.recipe, ws.length, list(ws.pages)
@@ -151,7 +149,11 @@ class SavedSets:
         parents = tuple(ws.parents) if ws.parents is not None else None
         empty = Snapshot(length, ws.frozen, parents, tuple(recipe.ids), recipe.known, b"")
         behind = list(ws.inherited)  # passes in flight when it was forked: their failure is its own
-        reading = self._engine.runner.read_pages(pages) if pages else None  # a paused set has a recipe instead
+        try:
+            reading = self._engine.runner.read_pages(pages) if pages else None  # a paused set has a recipe instead
+        except DeviceError as error:
+            sink(None, _told(error))
+            return
 
         async def keep() -> int:
             kv = await reading if reading is not None else b""
@@ -180,9 +182,10 @@ class SavedSets:
                 snapshot = await self._store.get(instance.tenant, name)
                 if not ws.dropped:
                     self._fill(instance, ws, name, snapshot)
-            except EngineError as error:
-                ws.fail(error, None)
-                raise
+            except Exception as error:
+                cause = _told(error)
+                ws.fail(cause, None)
+                raise cause from error
             finally:
                 if not ws.dropped:
                     ws.be_born()
@@ -206,8 +209,8 @@ class SavedSets:
             raise OutOfPages(f"the working set {name!r} needs {need} KV pages, {max(0, room)} are free", needed=need, free=room)
         if snapshot.kv and need <= room:
             pages = [pool.allocate(instance) for _ in range(need)]
-            runner.write_pages(pages, snapshot.kv)
             ws.reopen(pages, length, snapshot.frozen, snapshot.parents, Recipe(snapshot.ids, snapshot.known))
+            runner.write_pages(pages, snapshot.kv)
         else:  # to be computed again, like a set that was paused
             ws.reopen(None, length, snapshot.frozen, None, Recipe(snapshot.ids, snapshot.known))
 
@@ -227,23 +230,28 @@ class SavedSets:
         instance.busy += 1
         self._reading += size
 
-        async def run() -> None:
-            tokens, error = None, None
-            try:
-                tokens = await work
-            except EngineError as cause:
-                error = cause
-            except DeviceError as cause:
-                error = PassFailed(f"the device failed to read or write the pages of a saved set: {cause}")
-            except Exception as cause:  # a fault of our own: whoever awaits this must be told
-                _logger.exception("saving or opening a working set failed")
-                error = PassFailed(f"saving or opening a working set failed: {type(cause).__name__}")
-            finally:
-                instance.busy -= 1
-                self._reading -= size
-            sink(tokens, error)
+        def ended(task: asyncio.Task[int]) -> None:
+            self._tasks.discard(task)
+            instance.busy -= 1
+            self._reading -= size
+            error: EngineError | None = None
+            if task.cancelled():
+                error = self._cause or PassFailed("saving or opening a working set was cancelled")
+            elif (fault := task.exception()) is not None:
+                error = _told(fault)
+            sink(None if error is not None else task.result(), error)
             self._engine.poke()
 
-        task = asyncio.get_running_loop().create_task(run())
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(ended)
+
+
+def _told(fault: BaseException) -> EngineError:
+    """What whoever awaits a save or an open is told of its fault."""
+    if isinstance(fault, EngineError):
+        return fault
+    if isinstance(fault, DeviceError):
+        return PassFailed(f"the device failed to read or write the pages of a saved set: {fault}")
+    _logger.error("saving or opening a working set failed", exc_info=fault)  # a fault of our own
+    return PassFailed(f"saving or opening a working set failed: {type(fault).__name__}")

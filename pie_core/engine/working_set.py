@@ -155,10 +155,9 @@ class WorkingSet:
             at = self.length // PAGE_TOKENS
             old = self.pages[at]
             if pool.refs(old) > 1:
-                new = pool.allocate(owner)
-                copy_page(old, new)
-                self.pages[at] = new
-                pool.release((old,), owner)
+                self.pages[at] = pool.allocate(owner)
+                pool.release((old,), owner)  # others hold it
+                copy_page(old, self.pages[at])
             else:
                 self._cache.forget(old)
         for _ in range(pages_for(self.length + tokens) - len(self.pages)):
@@ -419,8 +418,8 @@ class WorkingSet:
             old = self.pages[at]
             if at in shared:
                 self.pages[at] = pool.allocate(owner)
+                pool.release((old,), owner)  # others hold it
                 copy_page(old, self.pages[at])
-                pool.release((old,), owner)
             elif pool.named(old):
                 self._cache.forget(old)
 
