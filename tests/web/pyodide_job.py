@@ -28,6 +28,7 @@ NEED_MORE = {  # files
     "tests/eta/test_eta_ops.py": "NumPy",
     "tests/eta/test_eta_reference.py": "pie_server, which writes the reference",
     "tests/eta/test_eta_rng.py": "NumPy",
+    "tests/poem/test_poem_recurrence.py": "writes checkpoints with NumPy",
     "tests/text/test_chat.py": "the tokenizers package; the page's tokenizer is JavaScript",
     "tests/text/test_tokenizer.py": "the tokenizers package; the page's tokenizer is JavaScript",
     "tests/weights/test_gguf.py": "NumPy and the gguf package",
