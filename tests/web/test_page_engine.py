@@ -125,7 +125,8 @@ def report(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
             command = [page_tools().path, script, task]
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=sink, timeout=100, check=False)
         assert done.returncode == 0, errors.read_text()[-4000:]
-    found: Report = json.loads(done.stdout.splitlines()[-1])
+        found: Report = json.loads(done.stdout.splitlines()[-1])
+        found["console"] = [*done.stdout.decode().splitlines()[:-1], *errors.read_text().splitlines()]
     return found
 
 
@@ -188,6 +189,10 @@ def test_what_a_run_says_comes_in_order_before_its_result(report: Report) -> Non
     assert found["last"] == {"kind": "result", "run": found["last"]["run"], "value": '{"ü":null}'}
     assert [each["value"] for each in found["said"] if each["kind"] == "message"] == ['"ready"', '"[[1,true,{\\"a\\":[1]}]]"']
     assert [(each["level"], each["text"]) for each in found["said"] if each["kind"] == "log"] == [("info", "hi")]
+
+
+def test_however_runs_end_the_console_stays_clean(report: Report) -> None:
+    assert report["console"] == [], "\n".join(report["console"])
 
 
 def test_every_scenario_is_looked_at(report: Report) -> None:

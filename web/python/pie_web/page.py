@@ -39,6 +39,12 @@ class _Beside:
     encode = decode = token_bytes = text = role = cue = seal = _absent
 
 
+def _heard(running: asyncio.Task[Any]) -> None:
+    """Pyodide's loop reports a failure as unhandled when nothing awaits it yet; `_drive` does once it has passed on the last message."""
+    if not running.cancelled():
+        running.exception()
+
+
 class _Run:
     """A running inferlet. `ending`: what its cancellation is called."""
 
@@ -126,6 +132,7 @@ class Page:
     async def _drive(self, run: int, entry: _Run, guest: PageGuest, request: dict[str, Any]) -> None:
         process, post = entry.process, self._host.message
         running = asyncio.ensure_future(process.run(guest, request))
+        running.add_done_callback(_heard)
         try:
             async for message in process.messages():
                 post(run, _dumps(message))
