@@ -196,13 +196,15 @@ class Service:
         input: Mapping[str, Any],
         on_message: OnMessage | None = None,
         on_log: OnLog | None = None,
+        *,
+        tenant: str = "",
     ) -> Any:
         """Run an inferlet to its result (JSON values). `on_message` gets what it sends, in order, and may be slow: then the
-        inferlet's output waits. Cancelling ends the inferlet and frees all it held. Raises InferletError; UserError before `load`."""
+        inferlet's output waits. Only runs of one `tenant` share cached prefixes and saved sets. Cancelling ends the inferlet and frees all it held. Raises InferletError; UserError before `load`."""
         if self._engine is None or self._sandbox is None or self._services is None:
             raise UserError("the model is not loaded")
         try:
-            process = Process(self._engine, self._services, name, on_log=on_log, receives=False)
+            process = Process(self._engine, self._services, name, tenant=tenant, on_log=on_log, receives=False)
         except EngineError as err:
             raise InferletError(err.type_name, err.message) from err
         guest = self._sandbox.open(process.port)

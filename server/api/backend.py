@@ -71,9 +71,9 @@ class Backend(Protocol):
         """The engine's steps after number `since` as JSON values; empty while loading."""
         ...
 
-    async def run(self, source: str, name: str, input: Mapping[str, Any], on_message: OnMessage | None = None) -> Any:
-        """Run an inferlet to its result. `on_message` gets what it sends, in order. Cancelling the task ends the inferlet and
-        frees what it held. Raises InferletError."""
+    async def run(self, source: str, name: str, input: Mapping[str, Any], on_message: OnMessage | None = None, *, tenant: str = "") -> Any:
+        """Run an inferlet to its result. `on_message` gets what it sends, in order. Only runs of one `tenant` share cached prefixes
+        and saved sets. Cancelling the task ends the inferlet and frees what it held. Raises InferletError."""
         ...
 
 

@@ -5,6 +5,7 @@ An API inferlet takes {"id", "created", "model", "request"} and returns {"body",
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Mapping
@@ -70,6 +71,13 @@ def _answer_error(result: Any) -> ApiError | None:
     return None
 
 
+def tenant_of(request: web.Request) -> str:
+    """Whom a request is from: a digest of the credential it presents, "" without one. Time to first token tells whether a prefix was
+    cached, so requests with different keys must not share any."""
+    presented = request.headers.get("Authorization") or request.headers.get("X-Api-Key") or ""
+    return hashlib.sha256(presented.encode(errors="surrogateescape")).hexdigest()[:32] if presented else ""
+
+
 async def run_api(request: web.Request, source: str, name: str, payload: Mapping[str, Any], *, stream: bool) -> web.StreamResponse:
     """Answer `request` by running the inferlet. Raises ApiError while nothing has been sent; later errors become an event."""
     backend = request.app[BACKEND]
@@ -78,7 +86,7 @@ async def run_api(request: web.Request, source: str, name: str, payload: Mapping
     result: Any = None
     try:
         async with request.app[DRAIN].stoppable():
-            result = await backend.run(source, name, payload, events.send_json if stream else None)
+            result = await backend.run(source, name, payload, events.send_json if stream else None, tenant=tenant_of(request))
         failure = _answer_error(result)
     except ApiError as error:  # the server stops
         failure = error

@@ -32,7 +32,7 @@ class FakeBackend:
     def timeline(self, since: int) -> Mapping[str, object]:
         return {"columns": ["number"], "steps": [[n] for n in range(3) if n > since], "most": 1024, "now": 1.0}
 
-    async def run(self, source: str, name: str, input: Mapping[str, Any], on_message: OnMessage | None = None) -> Any:
+    async def run(self, source: str, name: str, input: Mapping[str, Any], on_message: OnMessage | None = None, *, tenant: str = "") -> Any:
         async def drop(_: Any) -> None:
             return None
 

@@ -192,6 +192,20 @@ def metric(server: LiveServer, name: str) -> float:
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
+def test_prompts_are_shared_between_requests_of_one_key_only(tiny: LiveServer) -> None:
+    prompt = [{"role": "user", "content": "a prompt of its own, longer than some pages " * 8}]
+
+    def reused(key: str) -> float:
+        before = metric(tiny, "pie_reused_tokens_total")
+        client = openai.OpenAI(base_url=f"{tiny.url}/v1", api_key=key, max_retries=0)
+        client.chat.completions.create(model="tiny", messages=prompt, max_tokens=1)
+        return metric(tiny, "pie_reused_tokens_total") - before
+
+    assert reused("key one") == 0
+    assert reused("key one") >= 64
+    assert reused("key two") == 0
+
+
 def test_a_client_that_leaves_frees_its_pages(tiny: LiveServer) -> None:
     assert metric(tiny, "pie_pages_used") == 0
     body = {"max_tokens": 400, "temperature": 0, "stop": ["\0"]}
