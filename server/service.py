@@ -200,7 +200,8 @@ class Service:
         tenant: str = "",
     ) -> Any:
         """Run an inferlet to its result (JSON values). `on_message` gets what it sends, in order, and may be slow: then the
-        inferlet's output waits. Only runs of one `tenant` share cached prefixes and saved sets. Cancelling ends the inferlet and frees all it held. Raises InferletError; UserError before `load`."""
+        inferlet's output waits. Only runs of one `tenant` share cached prefixes and saved sets. Cancelling ends the inferlet and frees all
+        it held. Raises InferletError; UserError before `load`."""
         if self._engine is None or self._sandbox is None or self._services is None:
             raise UserError("the model is not loaded")
         try:
