@@ -179,7 +179,7 @@ async def test_a_device_error_at_the_call_reaches_who_saves_or_opens(monkeypatch
 
 async def test_a_fault_in_the_middle_of_settling_leaves_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
     class Short(FakeRunner):
-        """Loses what comes behind the status word of the first pass."""
+        """Loses what comes behind the status word."""
 
         def submit(self, batch: StepBatch) -> FakeHandle:
             handle = super().submit(batch)
@@ -188,7 +188,8 @@ async def test_a_fault_in_the_middle_of_settling_leaves_nobody_waiting(caplog: p
 
     async with running(Short()) as engine:
         inst = engine.open_instance("a")
-        outs = [inst.submit(inst.pipeline(), greedy([k], inst.working_set()))[0] for k in range(3)]
+        pipe, ws = inst.pipeline(), inst.working_set()
+        outs = [inst.submit(pipe, greedy([k], ws))[0] for k in range(3)]  # each in a step of its own
         await settle()
         for out in outs:
             with pytest.raises(EngineLost, match="the engine failed"):
