@@ -23,6 +23,7 @@ from pie_core.engine.working_set import WorkingSet
 from pie_core.eta.channel import put, take
 from tests.engine.fake_runner import FakeRunner, limits
 from tests.engine.support import argmax, greedy, settle, spec, traced
+from tests.engine.virtual_time import VirtualLoop
 
 GEOMETRIES = [FOLDING, Geometry("folding", 5, 1), BUFFERED]
 PLUS = traced(lambda: argmax() + 1)
@@ -117,7 +118,7 @@ class TwoWorlds(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
+        self.loop = VirtualLoop()
         self.worlds = [World(predict=True, pages=self.pages), World(predict=False, pages=self.pages)]
         self.each(lambda world: world.engine.start())
 

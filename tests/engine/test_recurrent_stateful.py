@@ -23,6 +23,7 @@ from pie_core.engine.working_set import WorkingSet
 from tests.engine.fake_runner import reference
 from tests.engine.recurrent_runner import RecurrentRunner, recurrent_limits
 from tests.engine.support import greedy, settle
+from tests.engine.virtual_time import VirtualLoop
 
 STEP = 24  # tokens: a whole buffer fits
 MOST = 120  # tokens of a sequence
@@ -52,7 +53,7 @@ class RecurrentMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
+        self.loop = VirtualLoop()
         self.runner = RecurrentRunner(recurrent_limits(self.slots, max_tokens=STEP, pages=self.pages, max_reads=6))
         self.engine = Engine(self.runner, deterministic=True)
         self.patience, pausing.PATIENCE = pausing.PATIENCE, 0.0

@@ -19,6 +19,7 @@ from pie_core.engine.pipeline import Pipeline
 from tests.engine.fake_runner import FakeRunner, generate, limits, reference
 from tests.engine.support import greedy, settle
 from tests.engine.test_runahead import Loop
+from tests.engine.virtual_time import VirtualLoop
 
 MOST = 40  # passes of a loop
 
@@ -47,7 +48,7 @@ class RunAheadMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
+        self.loop = VirtualLoop()
         self.runner = FakeRunner(limits(max_tokens=8, max_reads=6))
         self.engine = Engine(self.runner, deterministic=True, ahead=5)
         self.open: list[Instance] = []

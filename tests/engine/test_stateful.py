@@ -21,6 +21,7 @@ from pie_core.engine.pipeline import Pipeline
 from pie_core.engine.working_set import WorkingSet
 from tests.engine.fake_runner import FakeRunner, limits, reference
 from tests.engine.support import greedy, settle
+from tests.engine.virtual_time import VirtualLoop
 
 MOST = 120  # tokens of a sequence: what always fits
 VERBS = ["submit"] * 4 + ["stem"] * 4 + ["run"] * 4 + ["fork"] * 2 + ["commit", "discard", "truncate", "set"] * 2
@@ -46,7 +47,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
+        self.loop = VirtualLoop()
         self.runner = FakeRunner(limits(max_tokens=8, pages=self.pages, max_reads=6))
         self.engine = Engine(self.runner, deterministic=True)  # the same steps whenever it is replayed
         self.patience, pausing.PATIENCE = pausing.PATIENCE, 0.0

@@ -22,6 +22,7 @@ from pie_core.engine.working_set import WorkingSet
 from pie_core.eta import channel
 from tests.engine.fake_runner import FakeRunner, answer, limits
 from tests.engine.support import argmax, settle, spec, traced
+from tests.engine.virtual_time import VirtualLoop
 
 MOST = 100  # tokens of a sequence: what always fits
 CELL = 12  # entries of a path that the device says
@@ -90,7 +91,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
+        self.loop = VirtualLoop()
         self.runner = FakeRunner(limits(max_tokens=8, pages=self.pages, max_reads=6, mask_words=128, arena_words=1 << 16))
         self.engine = Engine(self.runner, deterministic=True)
         self.open: list[Instance] = []
