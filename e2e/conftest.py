@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,13 +118,8 @@ class TinyModel:
 @pytest.fixture(scope="session")
 def origin() -> Iterator[str]:
     """The server: the default model on the cpu device, and the page."""
-    web_assets()
-    with pie_serve("--device", "cpu", "--kv-pool-mb", "64") as server:
-        try:
-            urllib.request.urlopen(f"{server.url}/hello", timeout=30).close()
-        except urllib.error.HTTPError:  # somebody saved a file since: build again, the server then takes that
-            web_assets()
-            urllib.request.urlopen(f"{server.url}/hello", timeout=30).close()
+    assets = web_assets()  # named: whoever saves a source meanwhile must not take the page away
+    with pie_serve("--device", "cpu", "--kv-pool-mb", "64", "--page", str(assets)) as server:
         yield server.url
 
 

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from e2e.conftest import TINY_URL, OpenContext, Tab, TinyModel
-from e2e.programs import DEVICE_FED, ENDLESS, FORK, FORKS, GENERATE, HELLO, RAISES
+from e2e.programs import DEVICE_FED, ENDLESS, FORK, FORKS, GENERATE, HEAD, HELLO, RAISES
 from pie_server.config import Settings
 from pie_server.service import Service
 from tests.web.browser import launch_options
@@ -112,6 +112,35 @@ def test_an_error_of_the_program_names_its_line(tiny_tab: Tab) -> None:
     error = found["error"]
     assert (error["name"], error["type"], error["message"], error["line"]) == ("InferletError", "ValueError", "what went wrong", 5)
     assert found["messages"] == ["before"]
+
+
+FAILS_ITS_PASS = (
+    HEAD
+    + """
+async def main(input):
+    fwd = ForwardPass()
+    fwd.embed([10 ** 6])
+    fwd.state([WorkingSet()], StateGeometry.folding())
+    out = fwd.epilogue(GREEDY)
+    Pipeline().submit(fwd)
+    return await out
+"""
+)
+DEADLOCK = HEAD + "async def main(input):\n    await asyncio.get_running_loop().create_future()\n"
+
+
+def test_the_console_stays_clean_however_a_program_ends(tiny_tab: Tab) -> None:
+    before = len(tiny_tab.console)
+    for source in (RAISES, FAILS_ITS_PASS, DEADLOCK, "no python"):
+        assert tiny_tab.run(source)["error"]["name"] == "InferletError"
+    stopped = """async ([source, input]) => {
+      const control = new AbortController();
+      const run = window.pieHello.pie.run(source, {input, signal: control.signal, onMessage: () => control.abort()});
+      return run.catch((error) => error.name);
+    }"""
+    assert tiny_tab.page.evaluate(stopped, [GENERATE, {"prompt": PROMPT, "n": 400, "send": True}]) == "Cancelled"
+    tiny_tab.page.wait_for_function("() => window.pieHello.pie.stats().then((s) => s.engine.instances === 0)")
+    assert tiny_tab.console[before:] == []
 
 
 @pytest.mark.parametrize("tiny_tab", ["cpu"], indirect=True)  # the watchdog does not know the device; a cpu step blocks the engine's worker

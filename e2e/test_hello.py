@@ -104,12 +104,6 @@ def test_an_error_is_told_in_words_with_its_line(tab: Tab) -> None:
     assert "raise ValueError" in line
 
 
-def test_input_that_is_not_json_is_told(tab: Tab) -> None:
-    tab.at("input").fill("{oops")
-    tab.at("run").click()
-    assert tab.at("error-type").text_content() == "The input is not JSON"
-
-
 def test_keys_run_and_stop(tab: Tab) -> None:
     tab.at("source").fill("async def main(input):\n    return 1\n")
     tab.at("input").fill("{}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 from aiohttp import hdrs, web
@@ -59,6 +60,13 @@ class Assets:
                     raise ApiError(503, f"there is no page: {folder} does not hold the files that `make web` builds", code="page_not_built")
         return self._files.get(name)
 
+    async def built(self) -> bool:
+        """Whether there is a page."""
+        try:
+            return await self.file(HELLO) is not None
+        except ApiError:  # why not is told where the page is asked for
+            return False
+
     async def etag(self, path: Path) -> str:
         """The strong tag of a file's bytes."""
         if path not in self._tags:
@@ -73,6 +81,12 @@ def _index(folder: Path) -> dict[str, Path]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+
+
+def _redirect(request: web.Request) -> web.Response:
+    query = request.rel_url.raw_query_string
+    headers = {hdrs.LOCATION: f"/hello?{query}" if query else "/hello", hdrs.CACHE_CONTROL: "no-cache", hdrs.VARY: hdrs.ACCEPT}
+    return web.Response(status=302, headers=headers)
 
 
 def accepted(header: str) -> set[str]:
@@ -94,7 +108,7 @@ ASSETS: web.AppKey[Assets] = web.AppKey("assets", Assets)
 
 
 def add_routes(app: web.Application, folder: Path | None = None) -> None:
-    """GET /hello and /web/… from `folder`, by default the one built for the present sources."""
+    """GET /, /hello and /web/… from `folder`, by default the one built for the present sources."""
     app[ASSETS] = Assets(built_assets if folder is None else lambda: folder)
 
     async def send(request: web.Request, name: str) -> web.StreamResponse:
@@ -133,5 +147,20 @@ def add_routes(app: web.Application, folder: Path | None = None) -> None:
         """GET /web/…: a built file of the page."""
         return await send(request, request.match_info["name"])
 
+    async def to_hello(request: web.Request) -> web.StreamResponse:
+        """GET /hello/: to /hello, with its query."""
+        return _redirect(request)
+
+    async def root(request: web.Request) -> web.StreamResponse:
+        """GET /: browsers go to /hello where there is a page; others get what there is, as JSON."""
+        if "text/html" in request.headers.get(hdrs.ACCEPT, "").lower() and await request.app[ASSETS].built():
+            return _redirect(request)
+        routes = ((route.method, route.resource) for route in request.app.router.routes())
+        endpoints = [f"{method} {resource.canonical}" for method, resource in routes if resource is not None and method != hdrs.METH_HEAD]
+        body = {"name": "pie", "version": version("pie-webgpu"), "endpoints": endpoints}
+        return web.json_response(body, headers={hdrs.VARY: hdrs.ACCEPT, hdrs.CACHE_CONTROL: "no-cache"})
+
+    app.router.add_get("/", root)
     app.router.add_get("/hello", hello)
+    app.router.add_get("/hello/", to_hello)
     app.router.add_get("/web/{name:.+}", file)

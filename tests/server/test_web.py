@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from fake_backend import FakeBackend
+from yarl import URL
 
 from pie_server import file_digest
 from pie_server.api.backend import Progress, Status
@@ -215,6 +216,39 @@ async def test_a_folder_of_ones_own(folder: Path, tmp_path: Path) -> None:
             assert response.status == status
             if status == 503:
                 assert "does not hold the files" in (await response.json())["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "accept", "location"),
+    [
+        ("/hello/", "*/*", "/hello"),
+        ("/hello/?device=cpu&model=%2Fa%0D%0Ab", "", "/hello?device=cpu&model=%2Fa%0D%0Ab"),
+        ("/", "text/html,application/xhtml+xml;q=0.9", "/hello"),
+        ("/?device=cpu", "TEXT/HTML", "/hello?device=cpu"),
+    ],
+)
+async def test_addresses_that_people_type_lead_to_the_page(client: TestClient, path: str, accept: str, location: str) -> None:
+    async with client.get(URL(path, encoded=True), headers={"Accept": accept}, allow_redirects=False) as response:
+        assert (response.status, response.headers["Location"]) == (302, location)
+        assert response.headers["Vary"] == "Accept" and response.headers["Cache-Control"] == "no-cache"
+
+
+async def test_the_root_lists_the_endpoints_for_programs_and_where_there_is_no_page(client: TestClient, folder: Path) -> None:
+    async with client.get("/", headers={"Accept": "*/*"}) as response:
+        assert response.status == 200 and response.headers["Vary"] == "Accept"
+        body = await response.json()
+    assert body["name"] == "pie" and body["version"]
+    assert {"GET /health", "POST /v1/chat/completions", "GET /hello", "GET /web/{name}"} <= set(body["endpoints"])
+    assert not [each for each in body["endpoints"] if each.startswith("HEAD")]
+    async with (
+        TestClient(TestServer(application(folder, lambda: None))) as bare,
+        bare.get("/", headers={"Accept": "text/html"}) as response,
+    ):
+        assert response.status == 200 and await response.json() == body
+    async with client.head("/", headers={"Accept": "*/*"}) as response:
+        assert response.status == 200
+    async with client.post("/") as response:
+        assert response.status == 405
 
 
 async def test_a_page_built_after_the_start_is_found(folder: Path) -> None:

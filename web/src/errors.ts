@@ -27,6 +27,11 @@ export class PieError extends Error {
   }
 }
 
+/** Why a fetch gave no answer at all. */
+export const UNREACHABLE = "the server cannot be reached";
+/** Why a script did not come: a browser does not tell which of the two. */
+export const UNREACHED = `${UNREACHABLE}, or does not have the file`;
+
 /** The model could not be brought up. */
 export class LoadError extends PieError {}
 /** A file could not be fetched. */

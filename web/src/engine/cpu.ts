@@ -1,6 +1,6 @@
 // The cpu device's WebAssembly SIMD module in this worker: linear memory and synchronous calls (pie_web/cpu_adapter.py).
 
-import { DeviceUnavailable, NetworkError } from "../errors.js";
+import { DeviceUnavailable, NetworkError, UNREACHABLE } from "../errors.js";
 
 const PAGE_BYTES = 1 << 16;
 
@@ -12,7 +12,7 @@ export async function compileKernels(url: string): Promise<WebAssembly.Module> {
   try {
     response = await fetch(url);
   } catch (error) {
-    throw new NetworkError(`the cpu kernels could not be fetched from ${url}`, { cause: error });
+    throw new NetworkError(`the cpu kernels could not be fetched from ${url}: ${UNREACHABLE}`, { cause: error });
   }
   if (!response.ok) throw new NetworkError(`the cpu kernels could not be fetched from ${url}: status ${response.status}`);
   try {

@@ -2,7 +2,7 @@
 
 import type { PyodideAPI } from "pyodide";
 
-import { LoadError, NetworkError } from "../errors.js";
+import { LoadError, NetworkError, UNREACHABLE, UNREACHED } from "../errors.js";
 
 type LoadPyodide = typeof import("pyodide").loadPyodide;
 
@@ -31,7 +31,7 @@ export async function bootPython(base: string): Promise<PyodideAPI> {
     instantiating.restore();
   }
   const missing = names.filter((name) => !(name in python.loadedPackages)); // Pyodide only writes of them to the console
-  if (missing.length > 0) throw new NetworkError(`parts of the engine could not be fetched from ${base}wheels/: ${missing.join(", ")}`);
+  if (missing.length > 0) throw new NetworkError(`parts of the engine could not be fetched from ${base}wheels/: ${missing.join(", ")}; ${UNREACHED}`);
   return python;
 }
 
@@ -59,7 +59,7 @@ async function importPyodide(url: string): Promise<{ loadPyodide: LoadPyodide }>
   try {
     return (await import(/* @vite-ignore */ url)) as { loadPyodide: LoadPyodide };
   } catch (error) {
-    throw new NetworkError(`Python could not be fetched from ${url}`, { cause: error });
+    throw new NetworkError(`Python could not be fetched from ${url}: ${UNREACHED}`, { cause: error });
   }
 }
 
@@ -68,7 +68,7 @@ async function fetchText(url: string): Promise<string> {
   try {
     response = await fetch(url);
   } catch (error) {
-    throw new NetworkError(`${url} could not be fetched`, { cause: error });
+    throw new NetworkError(`${url} could not be fetched: ${UNREACHABLE}`, { cause: error });
   }
   if (!response.ok) throw new NetworkError(`${url} could not be fetched: status ${response.status}`);
   return response.text();

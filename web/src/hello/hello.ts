@@ -2,6 +2,8 @@
 
 import example from "../../../inferlet_sdk/examples/hello.py?raw";
 import { Cancelled, Pie, PieError, type DeviceChoice } from "../pie.js";
+import { Drafts, sameDraft, type Draft } from "./draft.js";
+import { parseInput } from "./input.js";
 import { keepPage } from "./offline.js";
 import { View } from "./view.js";
 import { errorText } from "./words.js";
@@ -32,7 +34,7 @@ async function load(): Promise<void> {
   loading = control;
   view.noError();
   view.loading("loading", "Starting");
-  view.running("idle", false, "");
+  view.running("idle", false);
   const model = query.get("model");
   try {
     const pie = await Pie.load({
@@ -46,7 +48,7 @@ async function load(): Promise<void> {
     if (loading !== control) return void pie.dispose();
     hello.pie = pie;
     view.ready(pie.info());
-    view.running("idle", true, "");
+    view.running("idle", true);
     void pie.failed.then((error) => lost(pie, error));
     void pie.prepare().catch(() => undefined); // the first run says it better
   } catch (error) {
@@ -67,14 +69,15 @@ function lost(pie: Pie, error: PieError): void {
   hello.pie = null;
   void pie.dispose();
   view.loading("failed", "The engine stopped");
-  view.running("idle", false, "");
+  view.running("idle", false);
   show(error);
 }
 
-async function unload(): Promise<void> {
+/** Give the engine up; a run ends with `why` for its words. */
+async function unload(why: string): Promise<void> {
   const { pie } = hello;
   hello.pie = null;
-  running?.abort();
+  running?.abort(new Cancelled(why));
   await pie?.dispose();
 }
 
@@ -83,13 +86,9 @@ async function run(): Promise<void> {
   if (pie === null || running !== null) return;
   const control = new AbortController();
   view.clear();
-  let input: unknown;
-  try {
-    input = JSON.parse(view.input.value.trim() || "{}");
-  } catch (error) {
-    view.running("idle", true, "Not run");
-    return show(error);
-  }
+  const { value: input, fault } = parseInput(view.input.value);
+  view.inputFault(fault);
+  if (fault !== null) return view.running("idle", true, "Not run");
   running = control;
   view.begin();
   view.running("running", true, "Running");
@@ -107,8 +106,13 @@ async function run(): Promise<void> {
     });
     state = `Done in ${took()}`;
   } catch (error) {
-    state = error instanceof Cancelled ? `Stopped after ${took()}` : `Failed after ${took()}`;
-    if (!(error instanceof Cancelled)) show(error);
+    const { reason } = control.signal;
+    if (reason instanceof Cancelled) state = `Stopped: ${reason.message}`;
+    else if (error instanceof Cancelled) state = `Stopped after ${took()}`;
+    else {
+      state = `Failed after ${took()}`;
+      show(error);
+    }
   } finally {
     running = null;
     view.ended(value);
@@ -126,8 +130,46 @@ function show(error: unknown): void {
   view.error(errorText(error instanceof Error ? error : new Error(String(error))));
 }
 
-view.source.value = example;
-view.input.value = '{"prompt": "The capital of France is"}';
+const drafts = new Drafts();
+const EXAMPLE: Draft = { source: example, input: '{"prompt": "The capital of France is"}' };
+let replaced: Draft | null = null; // by the example, until the next edit: restoring can be undone
+
+function typed(): Draft {
+  return { source: view.source.value, input: view.input.value };
+}
+
+function fill({ source, input }: Draft): void {
+  view.source.value = source;
+  view.input.value = input;
+  view.inputFault(null);
+  keep();
+}
+
+/** Keep what is in the boxes for the next visit, and offer the way back. */
+function keep(): void {
+  const now = typed();
+  const changed = !sameDraft(now, EXAMPLE);
+  if (changed) drafts.save(now);
+  else drafts.forget(); // a later version of the example is shown then
+  view.restoreButton(changed ? "Restore the example" : replaced && "Bring back my program");
+}
+
+function restore(): void {
+  const [next, before] = replaced === null ? [EXAMPLE, typed()] : [replaced, null];
+  replaced = before;
+  fill(next);
+}
+
+function edited(): void {
+  replaced = null;
+  view.inputFault(null);
+  keep();
+}
+
+fill(drafts.load() ?? EXAMPLE);
+view.source.addEventListener("input", edited);
+view.input.addEventListener("input", edited);
+view.restore.addEventListener("click", restore);
 view.choice.value = query.get("device") ?? "auto";
 if (view.choice.selectedIndex < 0) view.choice.value = "auto";
 
@@ -137,7 +179,7 @@ view.form.addEventListener("submit", (event) => {
 });
 view.stop.addEventListener("click", stop);
 view.load.addEventListener("click", () => (loading ? loading.abort() : void load()));
-view.choice.addEventListener("change", () => void unload().then(load));
+view.choice.addEventListener("change", () => void unload("the device was changed").then(load));
 document.addEventListener("keydown", (event) => {
   if (event.isComposing) return;
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {

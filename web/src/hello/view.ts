@@ -22,6 +22,7 @@ export class View {
   readonly stop = element<HTMLButtonElement>("stop");
   readonly load = element<HTMLButtonElement>("load");
   readonly choice = element<HTMLSelectElement>("choice");
+  readonly restore = element<HTMLButtonElement>("restore");
   readonly #status = document.querySelector<HTMLElement>(".status")!;
   readonly #facts = document.querySelector<HTMLElement>(".facts")!;
   readonly #stage = element("stage");
@@ -31,6 +32,7 @@ export class View {
   readonly #result = element("result");
   readonly #runState = element("run-state");
   readonly #error = element("error");
+  readonly #inputError = element("input-error");
   readonly #line = element<HTMLButtonElement>("error-line");
   #counted: Progress | null = null;
   #unwritten = "";
@@ -70,15 +72,29 @@ export class View {
     this.#facts.hidden = false;
   }
 
-  /** Which buttons work: `idle` needs a model to run anything. */
-  running(state: RunState, ready: boolean, text: string): void {
+  /** Which buttons work: `idle` needs a model to run anything. Without `text`, what was said of the last run stays. */
+  running(state: RunState, ready: boolean, text?: string): void {
     const focused = document.activeElement;
     this.run.disabled = state !== "idle" || !ready;
     this.stop.disabled = state !== "running";
-    setText(this.#runState, text);
+    if (text !== undefined) setText(this.#runState, text);
     // A button that is switched off drops the focus: keep it in the pair.
     if (focused === this.run && this.run.disabled && !this.stop.disabled) this.stop.focus();
     if (focused === this.stop && this.stop.disabled && !this.run.disabled) this.run.focus();
+  }
+
+  /** What is wrong with the input, at its field; null takes it back. */
+  inputFault(fault: string | null): void {
+    setText(this.#inputError, fault ?? "");
+    if (fault === null) return this.input.removeAttribute("aria-invalid");
+    this.input.setAttribute("aria-invalid", "true");
+    this.input.focus();
+  }
+
+  /** The button beside the program; null: there is nothing to restore. */
+  restoreButton(text: string | null): void {
+    this.restore.hidden = text === null;
+    if (text !== null) setText(this.restore, text);
   }
 
   /** A run begins: its output comes into view. */

@@ -35,7 +35,6 @@ test("errors: a program's by its type and line, ours by what could not be done",
   assert.deepEqual([network.title, network.message], ["The network failed", "http://127.0.0.1/m could not be fetched."]);
 });
 
-test("errors that are not ours keep their names, but a JSON error is the input's", () => {
+test("errors that are not ours keep their names", () => {
   assert.equal(errorText(new TypeError("no")).title, "TypeError");
-  assert.equal(errorText(new SyntaxError("Unexpected token")).title, "The input is not JSON");
 });

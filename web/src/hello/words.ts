@@ -63,7 +63,6 @@ const TITLES: Readonly<Record<string, string>> = {
   DeviceUnavailable: "The device is not available",
   SelfTestFailed: "The device computes wrong numbers",
   PieError: "The engine failed",
-  SyntaxError: "The input is not JSON",
 };
 
 function sentence(text: string): string {

@@ -1,6 +1,6 @@
 // The Python language component: its core modules compiled once for all workers, and instances of it.
 
-import { LoadError, NetworkError } from "../errors.js";
+import { LoadError, NetworkError, UNREACHABLE } from "../errors.js";
 import { limitMemory } from "./memory.js";
 import { importsOf, WasiDenied } from "./wasi.js";
 
@@ -58,7 +58,9 @@ export class ModuleStore {
   }
 
   async #compile(name: string): Promise<WebAssembly.Module> {
-    const response = await fetch(new URL(name, this.#base));
+    const response = await fetch(new URL(name, this.#base)).catch((error: unknown) => {
+      throw new NetworkError(`${name} of the language component could not be fetched: ${UNREACHABLE}`, { cause: error });
+    });
     if (!response.ok) throw new NetworkError(`${name} of the language component could not be fetched: ${response.status} ${response.statusText}`);
     if (name.endsWith(".core.wasm")) {
       const bytes = limitMemory(new Uint8Array(await response.arrayBuffer()), this.#memoryBytes);

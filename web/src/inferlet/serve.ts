@@ -1,6 +1,6 @@
 // What an inferlet worker does with the main thread's messages; `worker.ts` and the tests connect it to a realm.
 
-import { errorData, NetworkError } from "../errors.js";
+import { errorData, NetworkError, UNREACHED } from "../errors.js";
 import type { FromInferlet, ToInferlet } from "../messages.js";
 import { type Guest, ModuleStore, openGuest, type Transpiled } from "./guest.js";
 import { MEMORY_BYTES } from "./limits.js";
@@ -85,6 +85,6 @@ async function loadComponent(url: string): Promise<Transpiled> {
   try {
     return (await import(/* @vite-ignore */ url)) as Transpiled;
   } catch (error) {
-    throw new NetworkError(`the language component could not be fetched from ${url}`, { cause: error });
+    throw new NetworkError(`the language component could not be fetched from ${url}: ${UNREACHED}`, { cause: error });
   }
 }

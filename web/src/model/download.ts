@@ -1,6 +1,6 @@
 // One large file over HTTP: in order, with resume by range, retries of what can pass by itself, and a sentence for what cannot.
 
-import { Cancelled, IntegrityError, NetworkError } from "../errors.js";
+import { Cancelled, IntegrityError, NetworkError, UNREACHABLE } from "../errors.js";
 
 export interface DownloadOptions {
   /** Bytes that the file must have. */
@@ -59,12 +59,17 @@ export async function* download(url: string, options: DownloadOptions): AsyncGen
       // fetch and the body's reader raise TypeError for every failure of the network
       if (!(error instanceof Transient || error instanceof TypeError || attempt.stalled)) throw error;
       const wait = delays[failures++];
-      if (wait === undefined) throw new NetworkError(`${url} could not be fetched: ${attempt.stalled ? "nothing came any more" : (error as Error).message}`);
+      if (wait === undefined) throw new NetworkError(`${url} could not be fetched: ${attempt.stalled ? "nothing came any more" : reason(error)}`);
       await pause(wait, signal);
     } finally {
       attempt.end();
     }
   }
+}
+
+function reason(error: unknown): string {
+  const { message } = error as Error;
+  return error instanceof TypeError ? `${UNREACHABLE} (${message})` : message;
 }
 
 /** One request: ends with the caller's signal, or when nothing arrives for too long. */

@@ -1,6 +1,6 @@
 // A model's manifest: which file it is, how large, and its sha256. Everything in it is checked before use.
 
-import { Cancelled, LoadError, NetworkError } from "../errors.js";
+import { Cancelled, LoadError, NetworkError, UNREACHABLE } from "../errors.js";
 
 export interface Manifest {
   /** The model's name, for people. */
@@ -41,7 +41,7 @@ export async function fetchManifest(url: string, signal: AbortSignal | undefined
     if (!response.ok) reason = `the server answered ${response.status} ${response.statusText}`.trimEnd();
   } catch (error) {
     if (signal?.aborted) throw new Cancelled("the load was cancelled");
-    reason = within.aborted ? `no answer within ${TIMEOUT_MS / 1000} seconds` : String((error as Error).message);
+    reason = within.aborted ? `no answer within ${TIMEOUT_MS / 1000} seconds` : `${UNREACHABLE} (${(error as Error).message})`;
   }
   if (!response?.ok) {
     const unreachable = response === undefined || response.status >= 500;

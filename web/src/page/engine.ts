@@ -1,6 +1,6 @@
 // The main thread's end of the engine worker: boots it, routes what it says, and turns its death into errors. Computes nothing.
 
-import { Cancelled, errorFrom, LoadError, PieError, type ErrorData } from "../errors.js";
+import { Cancelled, errorFrom, LoadError, PieError, UNREACHED, type ErrorData } from "../errors.js";
 import type { DeviceChoice, FromEngine, PieInfo, Progress, TextSpec, ToEngine } from "../messages.js";
 
 export interface BootOptions {
@@ -50,7 +50,7 @@ export class EngineClient {
     this.#worker.onerror = (event) => {
       event.preventDefault();
       // A script that does not load gives an event without words.
-      const what = event.message ? `failed: ${event.message}` : "could not be started; its script or one of its files did not load";
+      const what = event.message ? `failed: ${event.message}` : `could not be started, since a script did not load: ${UNREACHED}`;
       this.#fail(this.#failBoot ? new LoadError(`the engine worker ${what}`) : new PieError(`the engine worker ${what}`));
     };
   }
