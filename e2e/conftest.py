@@ -118,9 +118,10 @@ class TinyModel:
 @pytest.fixture(scope="session")
 def origin() -> Iterator[str]:
     """The server: the default model on the cpu device, and the page."""
-    assets = web_assets()  # named: whoever saves a source meanwhile must not take the page away
-    with pie_serve("--device", "cpu", "--kv-pool-mb", "64", "--page", str(assets)) as server:
-        yield server.url
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIE_PAGE", str(web_assets()))  # named: whoever saves a source meanwhile must not take the page away
+        with pie_serve("--device", "cpu", "--kv-pool-mb", "64") as server:
+            yield server.url
 
 
 @pytest.fixture(scope="session")

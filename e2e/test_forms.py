@@ -117,8 +117,9 @@ def test_without_javascript_one_line_says_so(contexts: OpenContext) -> None:
     _, open_tab = contexts(java_script_enabled=False)
     tab = open_tab()
     tab.page.goto(f"{tab.origin}/hello")
-    line = tab.page.get_by_text("needs JavaScript")
+    line = tab.page.locator(".no-script")  # words inside <noscript> are none to get_by_text
     expect(line).to_be_visible()
+    expect(line).to_contain_text("needs JavaScript")
     expect(tab.at("status")).to_be_hidden()
     expect(tab.at("run")).to_be_hidden()
     box, title = line.bounding_box(), tab.page.get_by_role("heading", level=1).bounding_box()
