@@ -96,6 +96,8 @@ class World:
             if not self.engine.scheduler.instances and not any(flight.step.passes for flight in self.engine._flights):
                 break  # a guess may still be under way
             await asyncio.sleep(0.0002)
+        else:
+            raise AssertionError("passes wait for ever")
         self.hear()
 
     def seen(self) -> list[Any]:

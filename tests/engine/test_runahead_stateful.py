@@ -182,7 +182,7 @@ class RunAheadMachine(RuleBasedStateMachine):
             waiting = [f for known in self.known for f in known.futures] + [out for out, _, _ in self.hosts]
             # what waits for a cell that only a failed or closed loop would have put is told so at the close
             if waiting and not self.broken:
-                await asyncio.wait(waiting, timeout=30)
+                assert not (await asyncio.wait(waiting, timeout=30))[1], "everything that was submitted ends"
             self.settled_ones_are_right()
             for inst in self.open:
                 inst.close()

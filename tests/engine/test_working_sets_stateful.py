@@ -243,6 +243,13 @@ class TreeMachine(RuleBasedStateMachine):
         self.do(lambda: seq.inst.save(seq.ws, name, lambda n, error: heard.append(error or n)))
         self.saving.append((heard, name, Sequence_(seq.inst, seq.ws).like(seq, len(seq.slots))))
 
+    @rule(at=PICK)
+    def length(self, at: int) -> None:
+        seq = self.living(at)
+        out = self.loop.create_future()
+        self.do(lambda: seq.inst.length(seq.ws, lambda n, error: out.set_exception(error) if error else out.set_result(n)))
+        self.pending.append((out, len(seq.slots), seq))
+
     @rule(which=PICK, pick=st.integers(0, 50))
     def reopen(self, which: int, pick: int) -> None:
         inst = self.inst(which)
@@ -279,6 +286,7 @@ class TreeMachine(RuleBasedStateMachine):
             self.open.remove(inst)
             for seq in self.known:
                 seq.dead = seq.dead or seq.inst is inst
+            assert all(out.done() for out, _, seq in self.pending if seq.inst is inst)
 
     @rule(times=st.integers(1, 12))
     def run(self, times: int) -> None:
@@ -353,7 +361,7 @@ class TreeMachine(RuleBasedStateMachine):
             self.judge()
             if not self.pending and not self.saving:
                 break
-            self.loop.run_until_complete(asyncio.sleep(0.001))
+            self.loop.run_until_complete(asyncio.sleep(0.001))  # by the loop's own clock
         assert not self.pending and not self.saving, "everything that was submitted ends"
         for inst in list(self.open):
             self.do(inst.close)
