@@ -18,6 +18,7 @@ import typer
 
 from pie_server import memory, terminal
 from pie_server.cli_input import parse_pairs, read_input_file, read_source, text_hint
+from pie_server.cli_unread import unread_keys
 from pie_server.errors import UserError, one_sentence
 
 if TYPE_CHECKING:
@@ -191,15 +192,14 @@ def run(
             if not interrupted:  # else `main` ends the process, which frees all at once instead of after the steps in flight
                 await service.close()
 
-    result = _run_inferlet(load_and_run(), text_hint(context.args))
+    for key in unread_keys(source, parse_pairs(context.args)):
+        _say(f"note: --{key} is not read: {file} never asks its input for {key!r}")
+    result = _run_inferlet(load_and_run(), context.args)
     _newline_if_needed()
     print(json.dumps(result, ensure_ascii=False), flush=True)
 
 
-_OF_A_WRONG_TYPE = ("AttributeError", "TypeError", "UsageError")
-
-
-def _run_inferlet(work: Coroutine[Any, Any, Any], hint: str | None) -> Any:
+def _run_inferlet(work: Coroutine[Any, Any, Any], args: Sequence[str]) -> Any:
     from pie_server.api.backend import InferletError
 
     try:
@@ -207,7 +207,8 @@ def _run_inferlet(work: Coroutine[Any, Any, Any], hint: str | None) -> Any:
     except InferletError as error:
         _newline_if_needed()
         _say(one_sentence(str(error)))
-        if hint is not None and error.kind in _OF_A_WRONG_TYPE:
+        hint = text_hint(args, error.kind, error.message)
+        if hint is not None:
             _say(f"note: {one_sentence(hint)}")
         raise typer.Exit(1) from error
 
@@ -217,6 +218,8 @@ _at_line_start = True
 
 async def _print_message(value: Any) -> None:
     global _at_line_start  # noqa: PLW0603  one terminal, one cursor
+    if not isinstance(value, str):
+        _newline_if_needed()  # a JSON value has a line of its own
     text = value if isinstance(value, str) else f"{json.dumps(value, ensure_ascii=False)}\n"
     if text:
         sys.stdout.write(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import sys
 from collections.abc import Sequence
@@ -82,10 +83,19 @@ def _check_text(arg: str) -> None:
         raise UserError(f"the argument {arg!r} is not UTF-8") from None
 
 
-def text_hint(args: Sequence[str]) -> str | None:
-    """How to pass as text the first value of `args` that was taken as something else; None where every value is text."""
+_OF_A_WRONG_TYPE = ("AttributeError", "TypeError", "UsageError")
+_TEXT_WANTED = re.compile(r"\b(?:str|string|text)\b")
+_TEXT_METHODS = tuple(f"attribute '{name}'" for name in dir(str) if not name.startswith("_"))
+
+
+def text_hint(args: Sequence[str], kind: str, message: str) -> str | None:
+    """How to pass as text the value of `args` that was taken as something else, where the error `kind: message` is of text that was
+    wanted and of such a value; else None."""
+    if kind not in _OF_A_WRONG_TYPE or not (_TEXT_WANTED.search(message) or message.endswith(_TEXT_METHODS)):
+        return None
     for key, value in parse_pairs(args).items():
-        if not isinstance(value, str):
+        named = (re.escape(type(value).__name__), re.escape(repr(value)))
+        if not isinstance(value, str) and re.search(rf"(?<!\w)(?:{'|'.join(named)})(?!\w)", message):
             kind = "true" if value is True else "null" if value is None else json.dumps(value, ensure_ascii=False)
             shown = kind if len(kind) <= 40 else f"{kind[:37]}..."
             dashes = f", --{key}=--VALUE text that begins with dashes" if value is True else ""

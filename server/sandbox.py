@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -53,7 +54,11 @@ class OutputLimitExceeded(SandboxError):
 
 
 class GuestTrap(SandboxError):
-    """The guest's code trapped: a forbidden system call, stack exhaustion, a crash."""
+    """The guest's code trapped: a forbidden system call, an exhausted stack, a crash."""
+
+
+class StackLimitExceeded(GuestTrap):
+    """Calls or data of the guest are nested too deeply for its stack."""
 
 
 class GuestClosed(SandboxError):
@@ -325,17 +330,28 @@ def _refusal(kind: str, message: str) -> str:
     return json.dumps({"error": {"type": kind, "message": message}})
 
 
+# The runtime frees an object that is none any more: what CPython makes of a text whose growth in place (s += s) was refused. The
+# engine does not tell of refused growth, and pure Python has no other way there.
+_DEALLOC = re.compile(r"[^\n]*backtrace:\n0: 0x[0-9a-f]+ - \S*!_Py_Dealloc\n")
+
+
 def _trap(error: WasmtimeError, limits: Limits) -> SandboxError:
     """wasmtime gives no codes: the cause is the last line of its message."""
+    room = f"its {limits.memory_bytes >> 20} MiB of memory"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = "\n".join(lines)
     last = lines[-1].partition(": ")[2] or lines[-1] if lines else "no message"
     if "memory" in last and "limit" in last:
-        return MemoryLimitExceeded(f"the inferlet needs more than its {limits.memory_bytes >> 20} MiB of memory")
+        return MemoryLimitExceeded(f"the inferlet needs more than {room}")
     if "call stack exhausted" in text:
-        return GuestTrap("the inferlet nested too deeply and exhausted its stack")
+        return StackLimitExceeded(
+            f"the inferlet nested too deeply and exhausted its stack of {_WASM_STACK >> 20} MiB: "
+            "deep data in json, repr, comparison or copy, or deep calls through C"
+        )
     if "PyErr_Display" in text or "Py_FatalError" in text or "fatal_error" in text:
-        return GuestTrap("the inferlet's Python runtime failed outside the program, most likely for want of memory")
+        return MemoryLimitExceeded(f"the inferlet's Python runtime failed outside the program, most likely beyond {room}")
+    if "uninitialized element" in last and _DEALLOC.match(text):
+        return MemoryLimitExceeded(f"the inferlet's Python runtime failed while an object grew, most likely beyond {room}")
     if "has not been defined" in last:  # an import that define_unknown_imports_as_traps filled in
         return GuestTrap(f"the inferlet made a system call that it may not make: {last.partition('`')[2].partition('`')[0]}")
     return GuestTrap(f"the inferlet crashed: {last}")

@@ -8,6 +8,8 @@ async def main(input: dict) -> dict:
     """Input: prompt, max_tokens (16), low (0.2), high (1.4), seed (0)."""
     low = float(input.get("low", 0.2))
     high = float(input.get("high", 1.4))
+    if not 0 <= low <= high < float("inf"):
+        raise ValueError(f"low is {low} and high {high}; use numbers >= 0, the low one first")
     seed, max_tokens = int(input.get("seed", 0)), int(input.get("max_tokens", 16))
     tokens = chat.prefix() + model.encode(input.get("prompt", "Once upon a time"))
     ws, pipe, rng = WorkingSet(), Pipeline(), Channel.counter(seed)

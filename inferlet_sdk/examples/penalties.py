@@ -19,14 +19,17 @@ from inferlet.eta import (
 )
 
 LAST = 64  # tokens that the penalties look back on; -1 is no token
+GREEDY = 1e-30  # the temperature that stands for 0: it leaves nothing to chance, and a division by 0 leaves no numbers
 
 
 async def main(input: dict) -> dict:
-    """Input: prompt, max_tokens (16), repetition (1.1), presence (0.3), frequency (0.3), temperature (0.8), seed (0)."""
+    """Input: prompt, max_tokens (16), repetition (1.1), presence (0.3), frequency (0.3), temperature (0.8; 0 is greedy), seed (0)."""
     repetition = float(input.get("repetition", 1.1))
     presence = float(input.get("presence", 0.3))
     frequency = float(input.get("frequency", 0.3))
     temperature = float(input.get("temperature", 0.8))
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature is {temperature}; use a number >= 0")
     seed, max_tokens = int(input.get("seed", 0)), int(input.get("max_tokens", 16))
     tokens = chat.prefix() + model.encode(input.get("prompt", "Once upon a time"))
     ws, pipe, rng, history = WorkingSet(), Pipeline(), Channel.counter(seed), Channel.of([-1] * LAST)
@@ -35,7 +38,7 @@ async def main(input: dict) -> dict:
         x, seen, place = intrinsics.output(0, "logits"), history.take(), iota(LAST)
         counts = token_counts(seen, model.vocab)
         x = presence_penalty(frequency_penalty(repetition_penalty(x, counts, repetition), counts, frequency), counts, presence)
-        token = gumbel_max(x / temperature, rng.take())
+        token = gumbel_max(x / max(temperature, GREEDY), rng.take())
         history.put(select(place == LAST - 1, token, gather(seen, place + 1)))  # all move up, the oldest goes
         return token
 

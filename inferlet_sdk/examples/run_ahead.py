@@ -9,13 +9,14 @@ from inferlet.eta import Channel, ForwardPass, Pipeline, StateGeometry, WorkingS
 from inferlet.text import Detokenizer
 
 AHEAD = 8  # passes submitted and not answered: more than a device keeps enqueued
+GREEDY = 1e-30  # the temperature that stands for 0: it leaves nothing to chance, and a division by 0 leaves no numbers
 
 
 async def main(input: dict) -> dict:
-    """Input: prompt, max_tokens (32), temperature (0.7), seed (0). Streams the text as it grows."""
+    """Input: prompt, max_tokens (32), temperature (0.7; 0 is greedy), seed (0). Streams the text as it grows."""
     temperature, max_tokens = float(input.get("temperature", 0.7)), int(input.get("max_tokens", 32))
-    if not 0 < temperature < float("inf"):
-        raise ValueError(f"temperature is {temperature}; use a number > 0")
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature is {temperature}; use a number >= 0")
     if max_tokens < 1:
         raise ValueError(f"max_tokens is {max_tokens}; use 1 or more")
     prompt = chat.prefix() + model.encode(input.get("prompt", "Once upon a time"))
@@ -24,7 +25,7 @@ async def main(input: dict) -> dict:
     pipe.stop_when(stop)
 
     def epilogue():
-        token = gumbel_max(intrinsics.output(0, "logits") / temperature, rng.take())
+        token = gumbel_max(intrinsics.output(0, "logits") / max(temperature, GREEDY), rng.take())
         feed.put(token)  # which the next pass takes
         ends = token == model.eos[0]
         for eos in model.eos[1:]:

@@ -3,17 +3,21 @@
 from inferlet import chat, model
 from inferlet.eta import Channel, ForwardPass, Pipeline, StateGeometry, WorkingSet, gumbel_max, intrinsics, masked, top_a
 
+GREEDY = 1e-30  # the temperature that stands for 0: it leaves nothing to chance, and a division by 0 leaves no numbers
+
 
 async def main(input: dict) -> dict:
-    """Input: prompt, max_tokens (16), a (0.2), temperature (0.8), seed (0)."""
+    """Input: prompt, max_tokens (16), a (0.2), temperature (0.8; 0 is greedy), seed (0)."""
     a = float(input.get("a", 0.2))
     temperature = float(input.get("temperature", 0.8))
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature is {temperature}; use a number >= 0")
     seed, max_tokens = int(input.get("seed", 0)), int(input.get("max_tokens", 16))
     tokens = chat.prefix() + model.encode(input.get("prompt", "Once upon a time"))
     ws, pipe, rng = WorkingSet(), Pipeline(), Channel.counter(seed)
 
     def epilogue():
-        x = intrinsics.output(0, "logits") / temperature
+        x = intrinsics.output(0, "logits") / max(temperature, GREEDY)
         return gumbel_max(masked(x, top_a(x, a)), rng.take())
 
     answer: list[int] = []

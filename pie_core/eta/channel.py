@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pie_core.eta.errors import TraceError
 from pie_core.eta.functions import iota
+from pie_core.eta.rules import show
 from pie_core.eta.tensor import Scalar, Tensor
 from pie_core.eta.trace import ChannelLike, active_trace
 
@@ -28,4 +29,7 @@ def put(channel: ChannelLike, value: Tensor | Scalar) -> None:
     """Put a value into the channel; the last of several in one pass wins."""
     if getattr(channel, "is_counter", False):
         raise TraceError("put: a counter advances by itself at each take")
+    if not isinstance(value, (Tensor, bool, int, float)):
+        cell = show((channel.dtype, tuple(channel.shape)))
+        raise TraceError(f"put: the channel holds {cell}, the value is a {type(value).__name__}; put a Tensor of that shape, or one number")
     active_trace("put").put(channel, value)

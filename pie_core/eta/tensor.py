@@ -165,7 +165,10 @@ class Tensor:
         return self.shape[0]
 
     def __iter__(self) -> NoReturn:
-        raise TraceError(f"a Tensor cannot be looped over: ops work on all of {show(self.type)} at once; x[i] takes one row")
+        raise TraceError(
+            f"a Tensor cannot be looped over: ops work on all of {show(self.type)} at once, reduce_max(x), reduce_min(x) and "
+            "reduce_sum(x) stand for max(x), min(x) and sum(x); x[i] takes one row"
+        )
 
     def __contains__(self, item: object) -> NoReturn:
         raise TraceError("`in` needs a value now, and a Tensor has none while it is traced: reduce_max((x == item).cast('i32')) tells")
@@ -192,6 +195,14 @@ class Tensor:
         if not -n <= key < n:
             raise TraceError(f"index {key} is out of range for {show(self.type)}, which has {n} rows")
         return self.trace.op("gather", self, key % n)
+
+    def __setitem__(self, key: object, value: object) -> NoReturn:
+        raise TraceError(
+            "a Tensor never changes: x = scatter_set(x, index, values) gives one with rows replaced, "
+            "x = select(iota(n) == i, value, x) a vector with element i replaced"
+        )
+
+    __delitem__ = __setitem__
 
 
 def _static(key: slice) -> bool:

@@ -17,16 +17,12 @@ from pie_core.engine.pipeline import Pipeline
 from pie_core.engine.values import Value
 from pie_core.engine.working_set import WorkingSet
 from pie_core.eta.program import Program
+from pie_core.host.deadlock import NOBODY_SENDS, Deadlock, deadlock
 from pie_core.host.ops import OPS, Payload
 from pie_core.host.port import GuestPort
 from pie_core.host.services import LogSink
 from pie_core.host.table import ChannelEntry
 from pie_core.host.wire import rejected, settled, value_json
-
-
-class Deadlock(EngineError):
-    """Nothing can bring what the inferlet waits for."""
-
 
 _logger = logging.getLogger(__name__)
 
@@ -62,6 +58,7 @@ class Executor:
         self._fresh: dict[int, tuple[Value | None, EngineError | None]] = {}  # settled outputs that the guest has not heard of
         self._events: list[str] = []
         self._settled: set[int] = set()  # ids of the events that were not taken yet
+        self._awaited: dict[int, str] = {}  # what futures in flight, other than outputs, bring
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._receivers: deque[int] = deque()
         self.inbox: deque[str] = deque()
@@ -90,17 +87,21 @@ class Executor:
         """Whether an awaited future has settled."""
         return not self._settled.isdisjoint(awaited)
 
-    def refuse_receivers(self, awaited: set[int]) -> bool:
-        """Fail the awaited `receive`s of an inferlet that nobody can send to, in its own code, where the line is known and it may go
-        on. False when there are none."""
-        if self._receives:
-            return False
-        refused = [future for future in self._receivers if future in awaited]
-        for future in refused:
-            self._receivers.remove(future)
-            self._port.settled_futures += 1
-            self._reject(future, Deadlock("receive() waits for a message, and whoever started this run sends none"))
-        return bool(refused)
+    def tell_deadlock(self, awaited: set[int]) -> bool:
+        """Nothing that is awaited can settle: raise Deadlock at the awaits, in the inferlet's own code, where the line is known and it
+        may go on. `receive`s go first: what else is awaited may follow from what the program does then. The futures stay in flight, since
+        that may also bring their values. False when nothing that is awaited is in flight."""
+        outstanding = self._port.table.outstanding
+        told = [future for future in self._receivers if future in awaited] or sorted(filter(outstanding, awaited))
+        for future in told:
+            if future in self._receivers:
+                error = Deadlock(NOBODY_SENDS)
+            else:
+                awaited_text = "the output of a pass" if future in self._outputs else self._awaited.get(future, "what is awaited")
+                error = deadlock(awaited_text, self._instance)
+            self._events.append(rejected(future, error))
+            self._settled.add(future)
+        return bool(told)
 
     def may_settle(self, awaited: set[int]) -> bool:
         """Whether an awaited future can still settle without the inferlet doing something."""
@@ -154,6 +155,7 @@ class Executor:
     def _sink(self, future: int, value: Value | None, error: EngineError | None) -> None:
         """Settle one future that is not a pass output."""
         self._port.settled_futures += 1
+        self._awaited.pop(future, None)
         if error is not None:
             self._reject(future, error)
         else:
@@ -215,6 +217,7 @@ class Executor:
             self._instance.truncate(self._sets[p["ws"]], p["n"])
 
     def _ws_save(self, p: Payload) -> None:
+        self._awaited[p["f"]] = "the saved working set"
         try:
             self._instance.save(self._set(p["ws"]), p["name"], partial(self._sink, p["f"]))
         except EngineError as error:
@@ -228,6 +231,7 @@ class Executor:
             self._sink(p["f"], None, error)
 
     def _ws_length(self, p: Payload) -> None:
+        self._awaited[p["f"]] = "the length of the working set"
         try:
             self._instance.length(self._set(p["ws"]), partial(self._sink, p["f"]))
         except EngineError as error:
@@ -287,7 +291,9 @@ class Executor:
 
     def _receive_from(self, p: Payload, take: bool) -> None:
         try:
-            self._instance.receive(self._channel(p["ch"]), take, partial(self._sink, p["f"]))
+            channel = self._channel(p["ch"])
+            self._awaited[p["f"]] = f"{'take()' if take else 'read()'} of the {channel.describe()}"
+            self._instance.receive(channel, take, partial(self._sink, p["f"]))
         except EngineError as error:
             self._sink(p["f"], None, error)
 

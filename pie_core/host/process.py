@@ -176,13 +176,13 @@ class Process:
         return answer
 
     async def _wait(self, executor: Executor, awaited: set[int]) -> str:
-        """The events to resume with, once one of them is awaited. Raises InferletFailed for a deadlock."""
+        """The events to resume with, once one of them is awaited: a deadlock is one. Raises InferletFailed where nothing is in flight."""
         executor.drain()
         while not executor.has_any(awaited):
             if executor.fault is not None:
                 raise InferletFailed("HostError", f"the host failed to carry out an op: {type(executor.fault).__name__}: {executor.fault}")
             if not executor.may_settle(awaited):
-                if executor.refuse_receivers(awaited):
+                if executor.tell_deadlock(awaited):
                     break
                 raise InferletFailed("Deadlock", "the inferlet waits for something that no pass, message or timer will bring")
             self._ready = self._loop.create_future()

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from pie_core import eta
 from pie_core.host.budget import Budget
 from pie_core.host.process import InferletFailed, Process
 from tests.engine.fake_runner import VOCAB, FakeRunner, generate, limits, reference
-from tests.engine.support import GREEDY, running, settle, traced
+from tests.engine.support import GREEDY, argmax, running, settle, traced
 from tests.host.script_guest import Api, HostError, ScriptGuest
 from tests.host.support import SERVICES, run
 
@@ -167,6 +168,34 @@ async def waits_for_its_own_later_put(api: Api, _: Any) -> None:
     await api.submit(api.new("pipe"), api.new("ws"), {"ch": ch}, api.program(GREEDY.program.text))[0]
 
 
+class Results:
+    """What a trace sees of the channel that passes put their tokens into."""
+
+    dtype, shape, capacity = "i32", (), 1
+
+
+def putting() -> Any:
+    token = argmax()
+    eta.channel.put(Results(), token)
+    return token
+
+
+PUTS = traced(putting)
+
+
+async def waits_for_room(api: Api, _: Any) -> None:
+    pipe, ws, prog, ch = api.new("pipe"), api.new("ws"), api.program(PUTS.program.text), api.new("ch", dtype="i32", host="reader")
+    outs = [api.submit(pipe, ws, [3], prog, chans=[ch])[0] for _ in range(2)]
+    for out in outs:
+        await out
+
+
+async def takes_behind_a_stuck_pass(api: Api, _: Any) -> None:
+    feed, results = api.new("ch", dtype="i32"), api.new("ch", dtype="i32", host="reader")
+    api.submit(api.new("pipe"), api.new("ws"), {"ch": feed}, api.program(PUTS.program.text), chans=[results])
+    await api.future("ch.take", ch=results)
+
+
 async def takes_what_nobody_puts(api: Api, _: Any) -> None:
     await api.future("ch.take", ch=api.new("ch", dtype="i32", host="reader"))
 
@@ -195,7 +224,9 @@ async def over_its_pages(api: Api, _: Any) -> None:
         (raises_itself, "ValueError", "the author's fault"),
         (waits_for_nothing, "Deadlock", "waits for something"),
         (waits_for_an_unknown_future, "Deadlock", "waits for something"),
-        (waits_for_its_own_later_put, "Deadlock", "waits for something"),
+        (waits_for_its_own_later_put, "Deadlock", r"the output of a pass cannot come: a pass waits for a value in the i32\[\] channel"),
+        (waits_for_room, "Deadlock", r"waits to put into the i32\[\] channel, whose 1 cell is full and which nothing takes"),
+        (takes_behind_a_stuck_pass, "Deadlock", r"take\(\) of the i32\[\] channel cannot come: a pass waits for a value"),
         (takes_what_nobody_puts, "ChannelEmpty", "no submitted pass"),
         (prompt_over_the_context, "ContextLengthExceeded", "513"),
         (prefill_over_the_context_unseen, "ContextLengthExceeded", "513"),
@@ -309,6 +340,24 @@ async def test_a_receive_beside_other_work_does_no_harm_where_nobody_sends() -> 
     async with running(FakeRunner()) as engine:
         first, second = generate([3], 2)
         assert await run(engine, script, receives=False) == [first, "Deadlock", second]
+
+
+async def test_a_deadlock_can_be_caught_and_undone() -> None:
+    """The await fails, the pass goes on waiting: its values come once the program makes room."""
+
+    async def script(api: Api, _: Any) -> list[Any]:
+        pipe, ws, prog, ch = api.new("pipe"), api.new("ws"), api.program(PUTS.program.text), api.new("ch", dtype="i32", host="reader")
+        first, second = (api.submit(pipe, ws, [3], prog, chans=[ch])[0] for _ in range(2))
+        one = await first
+        with pytest.raises(HostError) as caught:
+            await second
+        assert (caught.value.type, caught.value.error["message"][:18]) == ("Deadlock", "the output of a pa")
+        taken = [await api.future("ch.take", ch=ch), await api.future("ch.take", ch=ch)]
+        return [taken[0] == one, taken[1] == await second]
+
+    async with running(FakeRunner()) as engine:
+        assert await run(engine, script) == [True, True]
+        assert engine.pool.used == 0 and not engine.instances
 
 
 async def test_a_process_runs_once() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.sdk.conftest import SDK
+from tests.sdk.conftest import SDK, Local
 from tests.sdk.real_engine import Job, run_jobs
+from tests.sdk.scripted_host import ScriptedHost, drive
 from tests.support.paths import goldens
 
 EXAMPLES = SDK.parent / "examples"
@@ -24,6 +25,9 @@ SAME: list[tuple[str, dict[str, Any], tuple[str, dict[str, Any]]]] = [
     ("sampling", {"temperature": 0}, GREEDY),
     ("run_ahead", {"temperature": 0.8}, DRAWN),
     ("run_ahead", {"temperature": 1e-5}, GREEDY),
+    ("run_ahead", {"temperature": 0}, GREEDY),
+    *((name, {"temperature": 0}, GREEDY) for name in ("top_k", "nucleus", "min_p", "typical", "tail_free", "top_a", "eta_cutoff", "xtc")),
+    ("penalties", {"temperature": 0, "repetition": 1.0} | NONE, GREEDY),
     ("top_k", {"k": 1}, GREEDY),
     ("top_k", {"k": 49152}, DRAWN),
     ("nucleus", {"p": 0.0}, GREEDY),
@@ -109,6 +113,22 @@ def test_log_probabilities_of_a_text(texts: dict[str, Any]) -> None:
 def test_a_constrained_answer_is_one_of_the_choices(texts: dict[str, Any]) -> None:
     assert texts[key("constrained", {})]["answer"] in ("yes", "no")
     assert texts[key("constrained", {"choices": ["Paris", "Rome", "Parma"]})]["answer"] in ("Paris", "Rome", "Parma")
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("temperature", [-1, float("nan")])
+async def test_a_temperature_that_is_none_is_refused_in_words(guest: Local, host: ScriptedHost, path: Path, temperature: float) -> None:
+    source = path.read_text(encoding="utf-8")
+    if path.stem == "dynamic_temperature":
+        input, words = {"low": temperature}, "use numbers >= 0"
+    elif "temperature" in source:
+        input, words = {"temperature": temperature}, "use a number >= 0"
+    else:
+        assert "/ " not in source.replace("/ 0.8", ""), "nothing is divided by a number of the input"
+        return
+    error = (await drive(guest, host, source, {key: str(value) for key, value in input.items()}))["e"]
+    assert (error["type"], words in error["message"]) == ("ValueError", True), error
+    assert not host.payloads("submit")
 
 
 def test_every_example_is_run_somewhere() -> None:

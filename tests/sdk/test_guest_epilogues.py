@@ -137,6 +137,10 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     (f"lambda: {LOGITS}.sum()", "AttributeError", ["'sum'"]),
     (f"lambda: select({LOGITS}, 1.0, 0.0)", "TraceError", ["select", "bool condition, got f32[256]"]),
     (f"lambda: {LOGITS} ** 2", "TraceError", ["x * x squares"]),
+    (f"lambda: max({LOGITS})", "TraceError", ["reduce_max(x)", "max(x)"]),
+    (f"lambda: sum({LOGITS})", "TraceError", ["reduce_sum(x)", "sum(x)"]),
+    (f"lambda: {LOGITS}.__setitem__(0, 1.0)", "TraceError", ["never changes", "scatter_set(x, index, values)"]),
+    ("lambda: Channel('f32').put([1.0, 2.0])", "TraceError", ["put: the channel holds f32[]", "the value is a list"]),
 ]
 
 
@@ -161,6 +165,8 @@ ORDER: list[tuple[str, str, str]] = [
     ),
     ("fwd.embed([1])\nfwd.epilogue(lambda: intrinsics.outputs(x))", "TraceError", "call .read(positions) before .epilogue(fn)"),
     ("fwd.embed([1]); fwd.state([ws]); fwd.epilogue(lambda: iota(2))\nfwd.read([0, 0])", "UsageError", "call read() before epilogue()"),
+    ("fwd.embed([1]); fwd.state([ws]); fwd.epilogue(lambda: iota(2))\nfwd.read([0])", "UsageError", "call read() before epilogue()"),
+    ("fwd.embed([1]); fwd.epilogue(lambda: iota(2))\nfwd.read([-1])", "UsageError", "call read() before epilogue()"),
     ("fwd.prologue(lambda: None)", "UsageError", "call embed() first"),
     ("fwd.embed([1]); fwd.prologue(lambda: None)\nfwd.prologue(lambda: None)", "UsageError", "ForwardPass.prologue: called twice"),
     ("fwd.embed([1])\nfwd.prologue(lambda: intrinsics.output(0))", "TraceError", "only there inside a function given to .epilogue"),

@@ -283,6 +283,41 @@ async def main(input):
     assert (answer["e"]["type"], answer["e"]["file"], answer["e"]["line"]) == ("Deadlock", "program.py", 4)
 
 
+DEADLOCKED = """
+import asyncio
+from inferlet.errors import Deadlock
+from inferlet.eta import *
+async def main(input):
+    fwd, results = ForwardPass(), Channel("i32", host="reader")
+    fwd.embed([1]); fwd.state([WorkingSet()])
+    out = fwd.epilogue(lambda: reduce_argmax(intrinsics.output(0, "logits")))
+    Pipeline().submit(fwd)
+    if not input["catch"]:
+        return await AWAITED
+    try:
+        return await AWAITED
+    except Deadlock as error:
+        return [str(error), await AGAIN]
+"""
+
+
+@pytest.mark.parametrize("catch", [True, False])
+@pytest.mark.parametrize(("awaited", "again"), [("out", "out"), ("results.take()", "results.take()"), ("results.read()", "results.take()")])
+async def test_a_deadlock_is_raised_at_the_await(guest: Local, host: ScriptedHost, awaited: str, again: str, catch: bool) -> None:
+    """As a cancelled wait: what is awaited may still come, and the next await gets it."""
+    host.reply = lambda submit, n: [None]
+    source = DEADLOCKED.replace("AWAITED", awaited).replace("AGAIN", again)
+    answer = json.loads(await guest.start(request(source, {"catch": catch})))
+    (waiting,) = answer["w"]
+    answer = json.loads(await guest.resume(json.dumps([[waiting, False, {"type": "Deadlock", "message": "it cannot come"}]])))
+    if not catch:
+        assert (answer["s"], answer["e"]["type"], answer["e"]["line"]) == ("failed", "Deadlock", 11)
+        return
+    (then,) = answer["w"]
+    assert (then == waiting) == (awaited == again), "the same future, where it would have been consumed"
+    assert json.loads(await guest.resume(json.dumps([[then, True, 7]]))) == {"s": "done", "r": ["it cannot come", 7]}
+
+
 async def test_a_cancelled_timer_does_not_hide_a_deadlock(guest: Local, host: ScriptedHost) -> None:
     source = """
 import asyncio

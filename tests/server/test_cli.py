@@ -63,7 +63,7 @@ def test_prints_what_it_sends_then_the_result(tmp_path: Path, tiny_model: Path) 
     done = pie("run", file, "--model", str(tiny_model), "--device", "cpu", "--input", str(tmp_path / "in.json"), "--b", "2", "--go")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[:-1] == ['one two 가{"three": 3}', "four"]
+    assert lines[:-1] == ["one two 가", '{"three": 3}', "four"]
     assert json.loads(lines[-1]) == {"input": {"a": 1, "b": 2, "go": True}}
     assert "to the log" in done.stderr
 
@@ -238,6 +238,21 @@ def test_text_that_looks_like_a_number(tmp_path: Path, tiny_model: Path, capsys:
     error, note = capsys.readouterr().err.splitlines()
     assert error.startswith("TypeError: ")
     assert note == "note: --prompt was passed as 5, not as text; --prompt:text VALUE passes text"
+
+
+def test_an_input_that_the_inferlet_never_reads_is_noted(tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "asks.py", "async def main(input):\n    return input.get('prompt', 'none')\n")
+    assert execute(["run", file, "--model", str(tiny_model), "--device", "cpu", "--promt", "x"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == '"none"\n'
+    assert captured.err == f"note: --promt is not read: {file} never asks its input for 'promt'\n"
+
+
+def test_a_number_that_is_out_of_range_is_no_matter_of_text(tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = "from inferlet.eta import Channel\ndef main(input):\n    Channel.counter(input['seed'])\n"
+    assert execute(["run", write(tmp_path / "seed.py", source), "--model", str(tiny_model), "--device", "cpu", "--seed", "-1"]) == 1
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith("UsageError: Channel.counter: seed is -1")
 
 
 SILENT = """

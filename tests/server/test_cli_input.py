@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import ROOT
 
 from pie_server import cli_input
 from pie_server.cli_input import parse_pairs, parse_value, read_input_file, read_source, text_hint
+from pie_server.cli_unread import unread_keys
 from pie_server.errors import UserError
 
 
@@ -78,10 +80,54 @@ def test_a_number_that_no_float_holds_is_refused_at_its_flag(value: str) -> None
         parse_pairs(["--i", value])
 
 
-def test_the_hint_names_what_did_not_arrive_as_text() -> None:
-    assert text_hint(["--a", "x", "--b:text", "5"]) is None
-    hint = text_hint(["--a", "x", "--prompt", "5"])
-    assert hint is not None and "--prompt was passed as 5" in hint and "--prompt:text" in hint
+PASSED = ["--a", "x", "--b:text", "5", "--seed", "-1", "--go", "--prompt", "5"]
+WANTED = [  # error, the key that the hint names
+    ("TypeError", 'can only concatenate str (not "int") to str', "seed"),
+    ("TypeError", 'can only concatenate str (not "bool") to str', "go"),
+    ("UsageError", "model.encode: text is 5; use a str", "prompt"),
+    ("AttributeError", "'int' object has no attribute 'strip'", "seed"),
+    ("AttributeError", "'int' object has no attribute 'foo'", None),
+    ("UsageError", "Channel.counter: seed is -1; use an integer from 0 to 4294967295", None),
+    ("TypeError", 'can only concatenate str (not "list") to str', None),
+    ("KeyError", "'text of int'", None),
+]
+
+
+@pytest.mark.parametrize(("kind", "message", "key"), WANTED, ids=[message for _, message, _ in WANTED])
+def test_the_hint_names_what_should_have_been_text(kind: str, message: str, key: str | None) -> None:
+    hint = text_hint(PASSED, kind, message)
+    assert (hint is None) == (key is None)
+    if hint is not None:
+        assert hint.startswith(f"--{key} was passed as ") and f"--{key}:text VALUE" in hint
+
+
+UNREAD = [  # source, whether --promt is told
+    ("async def main(input):\n    return input['prompt']", True),
+    ("def main(given): return given.get('prompt') if 'n' in given else given.pop('n', 1)", True),
+    ("def main(input): return ask(input, 'prompt')\ndef ask(input, name): return input.get(name)", True),
+    ("def main(input): return ask(input)\ndef ask(input): return ask(input) + input['prompt']", True),
+    ("async def main(input):\n    return input", False),
+    ("def main(input): return {**input}", False),
+    ("def main(input):\n    for key in input: print(key)", False),
+    ("def main(input): return other(1, input)", False),
+    ("def main(input): return ask(input)\ndef ask(input): return sorted(input)", False),
+    ("def main(input): return input['promt']", False),
+    ("def main(*inputs): return inputs[0]['prompt']", False),
+    ("main = make()", False),
+    ("def main(input:", False),
+    ("def main(input): return " + "(" * 5000 + "1" + ")" * 5000, False),
+]
+
+
+@pytest.mark.parametrize(("source", "told"), UNREAD, ids=[source[:60] for source, _ in UNREAD])
+def test_keys_that_an_inferlet_never_reads(source: str, told: bool) -> None:
+    assert unread_keys(source, ["promt"]) == (["promt"] if told else [])
+
+
+def test_every_example_tells_of_a_misspelt_key() -> None:
+    for path in sorted((ROOT / "inferlet_sdk" / "examples").glob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        assert unread_keys(source, ["promt", "max_toknes"]) == ["promt", "max_toknes"], path.name
 
 
 def test_input_from_a_file_and_from_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

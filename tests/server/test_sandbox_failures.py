@@ -9,7 +9,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from pie_server.sandbox import CpuBudgetExceeded, GuestClosed, GuestTrap, Limits, OutputLimitExceeded, Sandbox, SandboxError
+from pie_server.sandbox import (
+    CpuBudgetExceeded,
+    GuestClosed,
+    GuestTrap,
+    Limits,
+    MemoryLimitExceeded,
+    OutputLimitExceeded,
+    Sandbox,
+    SandboxError,
+    StackLimitExceeded,
+)
 from tests.sdk.scripted_host import ScriptedHost, drive, request, result_of
 
 LIMITS = Limits(memory_bytes=96 << 20, step_cpu_s=0.4, total_cpu_s=5.0, text_chars=1 << 20)
@@ -50,6 +60,12 @@ AUTHOR: list[tuple[str, str, int | None, str]] = [  # source, type, line, part o
     ("def main(i): return " + "(" * 5000 + "1" + ")" * 5000, "MemoryError", None, "too complex"),
     ("import subprocess\ndef main(i):\n    subprocess.run(['ls'])", "OSError", 3, "does not support processes"),
     ("import ctypes", "ModuleNotFoundError", 1, "ctypes"),
+    ("\nimport numpy", "ModuleNotFoundError", 2, "No module named 'numpy'; only `inferlet` and the standard library"),
+    ("def main(i):\n    x = []\n    for _ in range(1000): x = [x]\n    return x", "ResultNotJson", 1, "result is nested deeper"),
+    ("def main(i):\n    x = []\n    for _ in range(200000): x = {1: x}\n    return x", "ResultNotJson", 1, "199 levels"),
+    ("def main(i):\n    x = []\n    for _ in range(1000): x = [x, x]\n    return x", "ResultNotJson", 1, "199 levels"),
+    ("def main(i):\n    x = []\n    x.append(x)\n    return x", "ResultNotJson", 1, "199 levels"),
+    ("from inferlet import send\ndef main(i):\n    x = []\n    for _ in range(1000): x = [x]\n    send(x)", "UsageError", 5, "send: value"),
 ]
 
 
@@ -73,8 +89,9 @@ ENDED: list[tuple[str, type[SandboxError], str]] = [
     ),
     ("import re\ndef main(i): re.match('(a+)+$', 'a' * 40 + 'b')", CpuBudgetExceeded, "CPU time"),
     ("def main(i): return sum(range(10 ** 12))", CpuBudgetExceeded, "CPU time"),
-    ("def main(i):\n    x = []\n    for _ in range(200000): x = [x]\n    return repr(x)", GuestTrap, "nested too deeply"),
-    ("def main(i):\n    x = []\n    for _ in range(200000): x = [x]\n    return x", GuestTrap, "nested too deeply"),
+    ("def main(i):\n    x = []\n    for _ in range(200000): x = [x]\n    return repr(x)", StackLimitExceeded, "nested too deeply"),
+    ("import json\ndef main(i): json.loads('[' * 100000)", StackLimitExceeded, "stack of 2 MiB"),
+    ("def main(i):\n    s = 'ab'\n    while True: s = s + s", MemoryLimitExceeded, "96 MiB"),
     ("import _socket\ndef main(i): _socket.socket()", GuestTrap, "wasi:sockets/tcp-create-socket"),
     ("import select\ndef main(i): select.select([], [], [], 5)", GuestTrap, "wasi:clocks/monotonic-clock"),
     ("def main(i): return 'x' * (2 << 20)", OutputLimitExceeded, "1,048,576"),
@@ -99,7 +116,7 @@ async def test_memory_bombs_of_small_objects(sandbox: Sandbox, grow: str) -> Non
     guest = sandbox.open(ScriptedHost(), Limits(memory_bytes=40 << 20, step_cpu_s=10))
     source = f"kept = []\ndef main(i):\n    global kept\n    while True: {grow}"
     if grow == "kept = [kept, kept]":  # frees as a chain as deep as memory was
-        with pytest.raises(GuestTrap, match=r"nested too deeply|want of memory"):
+        with pytest.raises((StackLimitExceeded, MemoryLimitExceeded), match=r"nested too deeply|MiB of memory"):
             await guest.start(request(source))
     else:
         answer = json.loads(await guest.start(request(source)))

@@ -74,6 +74,12 @@ class Output:
                 waiter.set_result(None)
         self._waiters.clear()
 
+    def interrupt(self, error: BaseException) -> None:
+        """Fail those who wait now; awaiting again waits anew."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(type(error)(*error.args))
+
 
 class Outputs(tuple[Output, ...]):
     """The outputs of an epilogue that returns several tensors; await each, or all at once for a tuple of values."""
@@ -151,18 +157,14 @@ class ForwardPass:
         Default: the last token of each working set. `intrinsics.output(i, name)` counts the read-outs of all lists in order.
         """
         self._open("read", self._reads)
+        if self._prog:
+            raise UsageError("ForwardPass.read: the epilogue was traced for the read-outs before this call; call read() before epilogue()")
         if isinstance(positions, (str, bytes)) or not isinstance(positions, Sequence) or not positions:
             raise UsageError(f"ForwardPass.read: positions is {_short(positions)}; use a list of token positions, for example [0, -1]")
         nested = isinstance(positions[0], (list, tuple))
         self._reads = [list(p) for p in positions] if nested else [list(positions)]  # type: ignore[arg-type]
         for p in (p for group in self._reads for p in group):
             check_int("ForwardPass.read: position", p, -(2**31), 2**31)
-        rows = sum(map(len, self._reads))
-        if self._traced_rows not in (None, rows):
-            raise UsageError(
-                f"ForwardPass.read: the epilogue was traced for {self._traced_rows} read-outs and these are {rows}; "
-                "call read() before epilogue()"
-            )
 
     def epilogue(self, fn: Callable[[], Any]) -> Any:
         """Trace `fn` now and run it as a kernel behind the pass. Gives one awaitable Output for a tensor, a tuple of them for several.

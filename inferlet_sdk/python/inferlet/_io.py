@@ -8,7 +8,7 @@ from typing import Any
 
 from . import _host
 from ._mailbox import Mailbox
-from ._values import _short, json_fault
+from ._values import MAX_NESTING, _short, json_fault, nested_over
 from .errors import UsageError
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -18,6 +18,8 @@ _LINE = 65536  # characters of one log line; longer output is cut into several
 
 def send(value: Any) -> None:
     """Stream `value` (text, or any JSON) to whoever made the request."""
+    if nested_over(value, MAX_NESTING):
+        raise UsageError(f"send: value is nested more than {MAX_NESTING} levels deep; send a flatter one")
     try:
         payload = _host.dumps({"value": value})
     except (TypeError, ValueError) as error:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from . import _host
-from .errors import from_wire
+from .errors import Deadlock, from_wire
 
 _LONGEST_MS = 86_400_000  # of one host sleep; a timer that is later than this, even at infinity, sleeps again
 _ROUNDS = 256  # rounds of ready callbacks in one step; a task that spins on sleep(0) then lets the host's events in
@@ -25,6 +25,9 @@ class Settleable(Protocol):
     """What the loop delivers a host future's outcome to."""
 
     def settle(self, value: Any, error: BaseException | None) -> None: ...
+    def interrupt(self, error: BaseException) -> None:
+        """End the waits with `error`; the future itself is still in flight and may yet settle."""
+        ...
 
 
 class HostFuture:
@@ -51,6 +54,9 @@ class HostFuture:
         else:
             self._future.set_exception(error)
 
+    def interrupt(self, error: BaseException) -> None:
+        self.settle(None, error)
+
 
 class StepLoop(asyncio.AbstractEventLoop):
     """An event loop without a selector: `resume` brings what the host settled, `pump` runs what is ready.
@@ -76,12 +82,14 @@ class StepLoop(asyncio.AbstractEventLoop):
         for fid, ok, value in events:
             if self._alarms.pop(fid, None) is not None:
                 continue
+            error = None if ok else from_wire(value)
+            if isinstance(error, Deadlock):  # like a cancelled wait: what the author does next may still bring the value
+                if fid in self.awaited:
+                    self.awaited[fid].interrupt(error)
+                continue
             target: Settleable | None = self.awaited.pop(fid, None) or self.unawaited.pop(fid, None)
             if target is not None:
-                if ok:
-                    target.settle(value, None)
-                else:
-                    target.settle(None, from_wire(value))
+                target.settle(value if ok else None, error)
 
     def pump(self) -> None:
         """Run until nothing is ready, or for a bounded number of rounds."""

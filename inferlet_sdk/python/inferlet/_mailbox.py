@@ -22,6 +22,9 @@ class _Slot:
     def settle(self, value: Any, error: BaseException | None) -> None:
         self.box.arrived(self, value, error)
 
+    def interrupt(self, error: BaseException) -> None:
+        self.box.interrupted(error)
+
 
 class Mailbox:
     """Pairs waiters with host futures in order, as asyncio.Queue does: an arrival whose waiter was cancelled goes to the next one."""
@@ -63,6 +66,14 @@ class Mailbox:
         self._slots.remove(slot)
         self._kept.append((value, error))
         self._wake()
+
+    def interrupted(self, error: BaseException) -> None:
+        """The wait of one future ends with `error`; the future stays in flight, for the next waiter."""
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_exception(error)
+                return
 
     def _wake(self) -> None:
         while self._waiters:

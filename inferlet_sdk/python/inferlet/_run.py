@@ -22,7 +22,7 @@ from . import _host, chat, model
 from ._io import LogStream
 from ._loop import loop
 from ._signatures import call_hint
-from ._values import _short, json_fault
+from ._values import MAX_NESTING, _short, json_fault, nested_over
 from .errors import Deadlock, MainMissing, ResultNotJson
 
 MODULE = "inferlet_main"  # the author's module; not "__main__", so that a local test block does not run
@@ -137,10 +137,12 @@ def _step() -> str:
 
 
 def _encode(result: Any) -> str:
+    if nested_over(result, MAX_NESTING):  # before the encoder, whose recursion would exhaust the stack
+        raise ResultNotJson(f"main must return JSON nested at most {MAX_NESTING} levels deep, and result is nested deeper")
     try:
         return _host.dumps(result)
-    except (TypeError, ValueError, RecursionError) as error:
-        fault = "it is nested too deeply" if isinstance(error, RecursionError) else json_fault(result, "result") or str(error)
+    except (TypeError, ValueError) as error:
+        fault = json_fault(result, "result") or str(error)
     raise ResultNotJson(f"main must return JSON (dicts, lists, text, numbers, bools, None): {fault}")
 
 
@@ -206,6 +208,8 @@ def describe(error: BaseException) -> dict[str, Any]:
         message = str(error) or "the inferlet's memory limit is reached"
     else:
         message = _text(error)
+    if isinstance(error, ModuleNotFoundError):
+        message += "; only `inferlet` and the standard library's modules that need no operating system are there"
     frame = None
     for frame, lineno in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_filename == _file:

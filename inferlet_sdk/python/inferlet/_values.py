@@ -14,6 +14,7 @@ from .errors import UsageError
 DTYPES = ("f32", "i32", "u32", "bool")
 _ARRAY = {"f32": "f", "i32": "i", "u32": "I", "bool": "I"}
 _INT = {int}
+MAX_NESTING = 199  # levels of a value: the host takes 200, and what carries it is one
 _MAX_BITS = 14_283  # of an integer in JSON: Python reads and writes at most 4,300 digits
 _RANGE = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
 
@@ -124,6 +125,17 @@ def _hint(value: Any) -> str:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def nested_over(value: Any, most: int) -> bool:
+    """Whether lists and dicts lie within one another more than `most` deep. A walk by levels: depth costs no stack, sharing no time."""
+    level = [value] if isinstance(value, (dict, list, tuple)) else []
+    for _ in range(most):
+        if not level:
+            return False
+        inner = (v for x in level for v in (x.values() if isinstance(x, dict) else x))
+        level = list({id(v): v for v in inner if isinstance(v, (dict, list, tuple))}.values())
+    return bool(level)
 
 
 def _surrogate(text: str, path: str) -> str | None:
