@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page
 
 from e2e.conftest import TINY_URL, OpenContext, TinyModel
+from e2e.programs import GENERATE
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -33,7 +36,7 @@ def page(contexts: OpenContext, tiny: TinyModel) -> Iterator[Page]:
     tab = open_tab()
     tab.page.goto(f"{tab.origin}/web/hello/icon.svg")
     tab.page.evaluate(SETUP)
-    tab.page.evaluate("async () => { globalThis.pie = await load() }")
+    tab.page.evaluate("async () => { globalThis.pie = await load({stepSeconds: 3}) }")
     yield tab.page
 
 
@@ -62,6 +65,22 @@ def test_a_signal_ends_a_run_at_once_and_others_go_on(page: Page) -> None:
     endless, took, other, before = do(page, script)
     assert endless["name"] == before["name"] == "Cancelled" and endless["kind"] is True
     assert took < 500 and other == "other"
+
+
+def test_an_endless_program_is_ended_while_others_go_on(page: Page) -> None:
+    script = """const started = performance.now();
+      let ended = null;
+      const bad = caught(pie.run(ENDLESS)).then((what) => { ended = {...what, ms: performance.now() - started}; });
+      const good = [];
+      while (ended === null && good.length < 500) good.push((await pie.run(source, {input})).tokens);
+      await bad;
+      return {ended, good, after: (await pie.run(source, {input})).tokens, instances: (await pie.stats()).engine.instances}"""
+    given = {"source": GENERATE, "input": {"prompt": [60, 61, 62, 63, 64], "n": 4}}
+    found = page.evaluate(f"async ({{source, input}}) => {{ {script} }}", given)
+    assert found["ended"]["type"] == "CpuBudgetExceeded" and "the limit is 3 s" in found["ended"]["message"]
+    assert 3_000 < found["ended"]["ms"] < 60_000
+    assert len(found["good"]) >= 2 and all(tokens == found["after"] for tokens in found["good"])
+    assert found["instances"] == 0
 
 
 TALKS = """
@@ -127,6 +146,7 @@ def test_an_error_of_the_caller_ends_its_run(page: Page) -> None:
         ("pie.run(ECHO, {input: () => 1})", "must be a JSON value"),
         ("load({device: 'abacus'})", 'no device "abacus"'),
         ("load({model: 'http://['})", "is not a URL"),
+        ("load({stepSeconds: 0})", "stepSeconds is 0; it must be above 0"),
         ("load({base: '/nowhere/'})", "could not be started"),
     ],
 )
@@ -185,3 +205,29 @@ def test_an_engine_worker_that_dies_ends_its_runs_with_an_error(page: Page) -> N
       return found"""
     found = do(page, script)
     assert found["running"]["message"] == found["late"]["message"] == found["failed"] == "the engine worker failed: out of memory"
+
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["as it is", "with a program that fails"])
+def test_the_readmes_example(contexts: OpenContext, tiny: TinyModel, fails: bool) -> None:
+    """As a script of the origin, over the tiny model in place of the server's own."""
+    (block,) = re.findall(r"^```js\n(.*?)^```$", README.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    context, open_tab = contexts()
+    context.route(re.compile("/models/default/manifest.json$"), lambda route: route.fulfill(json=tiny.manifest))
+    context.route(re.compile("/models/default/tiny.gguf$"), lambda route: route.fulfill(body=tiny.data))
+    script = block.replace("await receive()", "await receive() / 2") if fails else block
+    assert script != block or not fails
+    context.route(re.compile("/web/readme.js$"), lambda route: route.fulfill(content_type="text/javascript", body=script))
+    tab = open_tab()
+    tab.page.goto(f"{tab.origin}/web/hello/icon.svg")
+    tab.page.evaluate("() => import('/web/readme.js').then(() => null)")
+    *progress, hello, last = tab.console
+    assert hello == "Hello, page"
+    assert any(re.match(r"download \d+ \d+", line) for line in progress)
+    if fails:
+        assert last == "TypeError, line 6: unsupported operand type(s) for /: 'str' and 'int'"
+    else:
+        assert "heard" in last and "any JSON value" in last
+    context.close()

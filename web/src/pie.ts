@@ -20,6 +20,8 @@ export interface LoadOptions {
   base?: string;
   /** Bytes for the KV cache. */
   kvPoolBytes?: number;
+  /** Seconds that an inferlet may run without awaiting; then it ends with CpuBudgetExceeded. 10 where it is not given. */
+  stepSeconds?: number;
   onProgress?: (progress: Progress) => void;
   signal?: AbortSignal;
 }
@@ -52,18 +54,19 @@ export class Pie {
   readonly #runs: Runs;
   #disposed: Promise<void> | null = null;
 
-  private constructor(engine: EngineClient, base: string) {
+  private constructor(engine: EngineClient, base: string, stepSeconds: number | undefined) {
     this.#engine = engine;
-    this.#runs = new Runs(engine, base);
+    this.#runs = new Runs(engine, base, stepSeconds);
     this.failed = engine.failed;
   }
 
   /** Start the engine and load the model. Raises LoadError and its kinds; Cancelled as soon as `signal` says so. */
-  static async load({ model, device = "auto", base, kvPoolBytes, onProgress, signal }: LoadOptions = {}): Promise<Pie> {
+  static async load({ model, device = "auto", base, kvPoolBytes, stepSeconds, onProgress, signal }: LoadOptions = {}): Promise<Pie> {
     if (!["auto", "webgpu", "cpu"].includes(device)) throw new LoadError(`there is no device "${String(device)}": auto, webgpu or cpu`);
+    if (stepSeconds !== undefined && !(stepSeconds > 0)) throw new LoadError(`stepSeconds is ${String(stepSeconds)}; it must be above 0`);
     const folder = base === undefined ? absolute(".", import.meta.url) : absolute(base.replace(/\/?$/, "/"), document.baseURI);
     const manifest = model === undefined ? absolute(OWN_MODEL, folder) : absolute(model, document.baseURI);
-    return new Pie(await EngineClient.boot({ base: folder, model: manifest, device, kvPoolBytes, onProgress, signal }), folder);
+    return new Pie(await EngineClient.boot({ base: folder, model: manifest, device, kvPoolBytes, onProgress, signal }), folder, stepSeconds);
   }
 
   /** What really runs, and why. */

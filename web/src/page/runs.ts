@@ -23,11 +23,14 @@ const SETTLE_MS = 2000; // within which a worker whose run ended well says so it
 export class Runs {
   readonly #engine: EngineClient;
   readonly #base: string;
+  readonly #stepSeconds: { stepSeconds?: number };
   readonly #closing = new AbortController();
   #pool: InferletPool | null = null; // made by the first run: until then no language component is needed
   #count = 0;
 
-  constructor(engine: EngineClient, base: string) {
+  /** `stepSeconds`: see InferletPool. */
+  constructor(engine: EngineClient, base: string, stepSeconds?: number) {
+    this.#stepSeconds = stepSeconds === undefined ? {} : { stepSeconds };
     this.#engine = engine;
     this.#base = base;
     void engine.failed.then(() => this.close());
@@ -116,7 +119,7 @@ export class Runs {
 
   async #ready(): Promise<InferletPool> {
     if (this.#closing.signal.aborted) throw new PieError("this Pie was disposed: load another");
-    const pool = (this.#pool ??= new InferletPool({ base: this.#base, text: this.#engine.text }));
+    const pool = (this.#pool ??= new InferletPool({ base: this.#base, text: this.#engine.text, ...this.#stepSeconds }));
     try {
       await pool.ready();
     } catch (error) {
