@@ -27,7 +27,7 @@ PREFILL = 512
 async def engine_decode(engine: Engine, ids: list[int], tokens: int) -> float:
     """Seconds for `tokens` greedy passes, one token each, through the engine's own API."""
     program = greedy(engine.runner)  # type: ignore[arg-type]
-    inst = engine.open_instance("bench")
+    inst = engine.open_instance("bench", reuse=False)
     ws, pipe = inst.working_set(), inst.pipeline()
     token = await inst.submit(pipe, PassSpec(tokens=ids, state=[ws], program=program))[0]
     start = time.perf_counter()
@@ -41,7 +41,7 @@ async def engine_decode(engine: Engine, ids: list[int], tokens: int) -> float:
 async def engine_prefill(engine: Engine, ids: list[int]) -> float:
     """Seconds to the first token of a prompt."""
     program = greedy(engine.runner)  # type: ignore[arg-type]
-    inst = engine.open_instance("bench")
+    inst = engine.open_instance("bench", reuse=False)
     start = time.perf_counter()
     await inst.submit(inst.pipeline(), PassSpec(tokens=ids, state=[inst.working_set()], program=program))[0]
     elapsed = time.perf_counter() - start

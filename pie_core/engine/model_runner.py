@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from pie_core.device.move_slots import SlotMover
-from pie_core.device.protocol import LANE_ALIGN, Device, DeviceError, EpilogueSpec, Launch, Plan
+from pie_core.device.protocol import LANE_ALIGN, Device, DeviceError, EpilogueSpec, Launch, Plan, StepTimer, Times
 from pie_core.device.templates import template
 from pie_core.engine.page_io import PageIO
 from pie_core.engine.runner import ROW_WORDS, RUN_WORDS, RunnerLimits, StepBatch
@@ -20,7 +19,7 @@ from pie_core.poem.compile import CompiledModel, Tables
 from pie_core.weights import Checkpoint
 
 MAX_READS = 64  # read-out rows of one step: bounds the logits buffer
-ARENA_WORDS = 1 << 21  # 8 MiB of channel cells: a request with penalties and biases takes up to 6,150 words an answer
+ARENA_WORDS = 1 << 20  # 4 MiB of channel cells: a request with penalties and biases takes up to 6,150 words an answer
 RESULTS_WORDS = 1 << 16
 TABLE_WORDS = 1 << 15
 LANE_WORDS = 1 << 14
@@ -41,7 +40,7 @@ class ModelRunner:
         self.tables = tables
         self.results = device.create_buffer(4 * limits.results_words, "results")
         self._epilogues: OrderedDict[str, Plan] = OrderedDict()
-        self.clock: Clock | None = None  # asked around the parts of each step, where a host can tell (for the timeline)
+        self.timer: StepTimer | None = None  # measures each step, where somebody asks (the timeline)
         self._mover = SlotMover(device, model.caches, model.cache_widths)
         self._page_io = PageIO(device, model.caches, model.cache_widths)
         gate = device.compile(template("gate", bucket=limits.max_tokens))
@@ -121,12 +120,13 @@ class ModelRunner:
         """Compile `program`'s kernel unless it is cached. Raises DeviceError."""
         self.epilogue_plan(program)
 
-    def submit(self, batch: StepBatch) -> StepRun:
+    def submit(self, batch: StepBatch) -> StepRun | TimedRun:
         """Enqueue one step: one write, gates, the body, the head when something is read, the epilogues, the read-back."""
         fixed = self._limits.deterministic
         packed = pack_step(batch, single_lanes=fixed)
-        clock = self.clock
-        times = [clock()] if clock is not None else []
+        timer = self.timer
+        if timer is not None:
+            timer.start()
         device, model = self.device, self.model
         device.write(self.tables.step, 0, packed.data)
         if batch.gates:
@@ -135,13 +135,12 @@ class ModelRunner:
         model.body(model.max_tokens if fixed else batch.n_tokens).run(gated=gated)
         if batch.reads:
             model.head(model.max_reads if fixed else len(batch.reads)).run(gated=gated)
-        if clock is not None:
-            times.append(clock())
+        if timer is not None:
+            timer.epilogues()
         for group in packed.groups:
             self.epilogue_plan(group.program).run(lane_offset=group.lane_offset, lanes=group.lanes)
-        if clock is not None:
-            times.append(clock())
-        return StepRun(device.read(self.results, 0, 4 * max(1, batch.results_words)), times)
+        size = 4 * max(1, batch.results_words)
+        return StepRun(device.read(self.results, 0, size)) if timer is None else TimedRun(timer.read(self.results, 0, size))
 
     def write_arena(self, word: int, data: bytes | bytearray | memoryview) -> None:
         """Write u32 words at word offset `word` of the arena, before any later step."""
@@ -187,29 +186,37 @@ class ModelRunner:
         return plan
 
 
-Clock = Callable[[], Awaitable[float]]  # device seconds spent on all that was enqueued before the call
-
-
 class StepRun:
     """A step that was enqueued; `results` resolves when its read-back has arrived."""
 
-    __slots__ = ("_clocks", "_read", "_times")
+    __slots__ = ("_read",)
 
-    def __init__(self, read: Awaitable[bytes], clocks: Sequence[Awaitable[float]] = ()) -> None:
+    def __init__(self, read: Awaitable[bytes]) -> None:
         self._read = read
-        self._clocks = clocks  # before the step, behind its body and head, behind its epilogues
-        self._times: tuple[float, float] | None = None
 
     async def results(self) -> bytes:
         """The step's results region (u32 words, little endian). Raises DeviceError."""
-        try:
-            return await self._read
-        finally:
-            if self._clocks:
-                start, middle, end = await asyncio.gather(*self._clocks, return_exceptions=True)
-                if isinstance(start, float) and isinstance(middle, float) and isinstance(end, float):  # else the device failed
-                    self._times = (end - start, end - middle)
+        return await self._read
 
-    def times(self) -> tuple[float, float] | None:
-        """Device seconds of the step and of its epilogues, where the runner has a clock."""
+    def times(self) -> Times | None:
+        """None: nobody measures."""
+        return None
+
+
+class TimedRun:
+    """A step that was enqueued and is measured."""
+
+    __slots__ = ("_read", "_times")
+
+    def __init__(self, read: Awaitable[tuple[bytes, Times | None]]) -> None:
+        self._read = read
+        self._times: Times | None = None
+
+    async def results(self) -> bytes:
+        """The step's results region (u32 words, little endian). Raises DeviceError."""
+        data, self._times = await self._read
+        return data
+
+    def times(self) -> Times | None:
+        """Device seconds of the step and of its epilogues, once the results are here."""
         return self._times
