@@ -75,15 +75,16 @@ def open_source(model: str | None, poem: Path | None) -> Source:
     return Source(path.stem if Path(name).expanduser().exists() else name, path, checkpoint, poem)
 
 
-async def open_device(wanted: DeviceName) -> Device:
-    """The device of that name; `auto` is a real GPU where there is one, else the cpu. Raises DeviceError and BuildError."""
+async def open_device(wanted: DeviceName, *, timed: bool = False) -> Device:
+    """The device of that name; `auto` is a real GPU where there is one, else the cpu. `timed`: such that it has a `step_timer`, where it
+    can. Raises DeviceError and BuildError."""
     if wanted != "cpu":
         # Without a desktop session (a container, a service) graphics libraries complain on stderr for every driver they try.
         os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
         from pie_server.adapters.wgpu_native import open_webgpu
 
         try:
-            return await open_webgpu(allow_software=wanted == "webgpu")
+            return await open_webgpu(allow_software=wanted == "webgpu", timed=timed)
         except DeviceError:
             if wanted == "webgpu":
                 raise

@@ -5,19 +5,11 @@ An endpoint and not a file: it can be drawn while the server runs, costs nothing
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from aiohttp import web
 
-from pie_core.device.protocol import Device
 from pie_server.api.backend import BACKEND
 from pie_server.config import Settings
 from pie_server.errors import one_sentence
-
-
-def device_clock(device: Device) -> Callable[[], Awaitable[float]] | None:
-    """The clock of the cpu device's thread; None for devices that cannot tell how long they compute."""
-    return getattr(getattr(device, "_module", None), "thread_time", None)
 
 
 async def timeline(request: web.Request) -> web.Response:

@@ -23,7 +23,6 @@ from pie_server.config import DeviceName, Settings
 from pie_server.errors import UserError, one_sentence
 from pie_server.loading import USER_ERRORS, Source, describe, device_facts, load_runner, load_text, open_device, open_source, set_store
 from pie_server.logs import log, where
-from pie_server.metrics_timeline import device_clock
 from pie_server.sandbox import Sandbox
 from pie_server.threads import in_thread
 
@@ -171,14 +170,14 @@ class Service:
             loop.call_soon_threadsafe(self._progress, "device", "loading weights", done, total)
 
         self._progress("device", "opening the device")
-        self._device = await open_device(self._wanted)
+        self._device = await open_device(self._wanted, timed=self._timed)
         self._progress("device", "testing the device's kernels")
         await self_test(self._device)
         self._progress("device", "loading weights")
         load = partial(load_runner, self._device, self._source, self._kv_pool_mb, bytes_done, deterministic=self._deterministic)
         runner = await in_thread(load)
         if self._timed:
-            runner.clock = device_clock(self._device)
+            runner.timer = self._device.step_timer()
         self._progress("device", None)
         return runner
 

@@ -10,7 +10,20 @@ from pie_core.device.cpu_memory import Allocator
 from pie_core.device.cpu_module import CpuModule
 from pie_core.device.cpu_plan import CpuKernel, CpuPlan, compile_spec
 from pie_core.device.cpu_upload import upload_weight
-from pie_core.device.protocol import Buffer, Data, DeviceError, DeviceInfo, DeviceLost, HostBytes, KernelSpec, Launch, LimitError, Weight
+from pie_core.device.protocol import (
+    Buffer,
+    Data,
+    DeviceError,
+    DeviceInfo,
+    DeviceLost,
+    HostBytes,
+    KernelSpec,
+    Launch,
+    LimitError,
+    StepTimer,
+    Weight,
+)
+from pie_core.device.step_timer import Clock, ClockTimer
 
 MEMORY_LIMIT = (1 << 32) - (1 << 16)  # bytes; the address space of wasm32 less the last page
 # One plan serves every row count (kernels read it from the step buffer), so a bucket costs nothing but activation buffers. Products
@@ -209,6 +222,11 @@ class CpuDevice:
         assert weight.scales is not None  # only those formats are repacked
         quants, scales = self.address_of(weight.quants), self.address_of(weight.scales)
         self._module.call("repack", FORMATS[weight.fmt], staging.address, first, count, weight.cols, quants, scales)
+
+    def step_timer(self) -> StepTimer | None:
+        """A timer by the clock of the module's thread, where the host has one."""
+        clock: Clock | None = getattr(self._module, "thread_time", None)
+        return None if clock is None else ClockTimer(self, clock)
 
     def close(self) -> None:
         """Finish what is enqueued, stop the module and join its thread. Every later call raises DeviceLost."""

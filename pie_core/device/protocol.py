@@ -147,6 +147,26 @@ class Weight:
         return self.quants.size + (self.scales.size if self.scales else 0)
 
 
+Times = tuple[float, float]  # device seconds of a whole step and of its epilogues
+
+
+class StepTimer(Protocol):
+    """Measures steps on the device, one being enqueued at a time, several in flight: `start`, then body and head, `epilogues`, then
+    those, then `read`. A `start` forgets a step that was not read."""
+
+    def start(self) -> None:
+        """What is enqueued from here on belongs to a step."""
+        ...
+
+    def epilogues(self) -> None:
+        """What is enqueued from here on are the step's epilogues."""
+        ...
+
+    def read(self, buffer: Buffer, offset: int, size: int) -> Awaitable[tuple[bytes, Times | None]]:
+        """`Device.read`, with the times of the step that ends here, or None where the device's numbers cannot be right."""
+        ...
+
+
 class Device(Protocol):
     """An ordered queue: write, copy and Plan.run take effect in call order; read sees everything enqueued before it."""
 
@@ -168,6 +188,10 @@ class Device(Protocol):
     def compile_plan(self, launches: Sequence[Launch]) -> Plan: ...
     def upload(self, fmt: str, rows: int, cols: int, chunks: Iterable[memoryview | HostBytes], label: str = "") -> Weight:
         """Stream raw checkpoint blocks (row-major, whole rows, any chunking at row boundaries) into device layout."""
+        ...
+
+    def step_timer(self) -> StepTimer | None:
+        """A timer of steps, None where the device cannot tell or was opened without timing. A step pays for it only where it is used."""
         ...
 
     def close(self) -> None: ...

@@ -21,6 +21,7 @@ from pie_core.device.protocol import (
     KernelSpec,
     Launch,
     LimitError,
+    StepTimer,
     Weight,
     flat,
 )
@@ -30,6 +31,7 @@ from pie_core.device.webgpu_errors import says_lost, translate
 from pie_core.device.webgpu_kernels import KernelCache, WebGpuKernel, owned_kernel
 from pie_core.device.webgpu_plan import RecordedPlan
 from pie_core.device.webgpu_read import ReadPool
+from pie_core.device.webgpu_timing import QueryTimer
 from pie_core.device.webgpu_upload import Uploader
 
 SIZE_LIMITS = ("max-storage-buffer-binding-size", "max-buffer-size")
@@ -40,7 +42,8 @@ TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 class WebGpuDevice:
     """`gpu` offers GPUError, BufferUsage, ShaderStage and MapMode; `raw` is its device. `map_read` is what map_async takes to
     read; `drain` blocks until the queue is empty, where the host has such a call; `indirect`: an indirect dispatch costs no more than
-    a direct one (a host that checks each makes it dearer than a kernel that finds no rows)."""
+    a direct one (a host that checks each makes it dearer than a kernel that finds no rows); `timestamp_period`: nanoseconds of one tick
+    of a timestamp query, where `raw` has the feature."""
 
     def __init__(
         self,
@@ -51,10 +54,13 @@ class WebGpuDevice:
         map_read: Any = None,
         drain: Callable[[], None] | None = None,
         indirect: bool = False,
+        timestamp_period: float | None = None,
     ) -> None:
         self.gpu = gpu
         self.raw = raw
         self.indirect = indirect
+        self.timing: QueryTimer | None = None  # of the step that is being enqueued
+        self._timestamp_period = timestamp_period
         self.map_read = gpu.MapMode.READ if map_read is None else map_read
         most = min(info.limits.get(name, SCRATCH_BYTES) for name in SIZE_LIMITS)
         most = min(most, SCRATCH_BYTES) // 16 * 16  # buffers are rounded up to 16 bytes
@@ -175,10 +181,15 @@ class WebGpuDevice:
         except self.gpu.GPUError as error:
             raise self.failed(error, f"copy {size} bytes inside {buffer.label!r}") from error
 
-    def read(self, buffer: Buffer, offset: int, size: int) -> Coroutine[Any, Any, bytes]:
-        """The bytes as they are now: the copy is enqueued by the call, not by the await. Several reads may be in flight."""
+    def read(self, buffer: Buffer, offset: int, size: int, *, tail: tuple[Any, int, int] | None = None) -> Coroutine[Any, Any, bytes]:
+        """The bytes as they are now: the copy is enqueued by the call, not by the await. Several reads may be in flight. `tail`: a raw
+        buffer, offset and size of bytes to add behind them."""
         self.check()
-        return self._reads.read(self._own(buffer), offset, size)
+        return self._reads.read(self._own(buffer), offset, size, tail)
+
+    def step_timer(self) -> StepTimer | None:
+        """A timer of steps, where the device was opened with timestamp queries. Raises DeviceError."""
+        return None if self._timestamp_period is None else QueryTimer(self, self._timestamp_period)
 
     # Kernels
 
@@ -200,7 +211,7 @@ class WebGpuDevice:
         """Enqueue one kernel with a fixed grid, outside any plan."""
         self.check()
         try:
-            compute = self.encoder().begin_compute_pass()
+            compute = self.begin_pass()
             compute.set_pipeline(kernel.pipeline)
             compute.set_bind_group(0, group)
             compute.dispatch_workgroups(*(kernel.grid or (1, 1, 1)))
@@ -222,6 +233,12 @@ class WebGpuDevice:
             with suppress(RuntimeError):  # no running loop: the next read or write submits
                 asyncio.get_running_loop().call_soon(self._flush_soon)
         return self._encoder
+
+    def begin_pass(self) -> Any:
+        """A compute pass in the open encoder; it notes its times while a step is timed."""
+        if self.timing is None:
+            return self.encoder().begin_compute_pass()
+        return self.encoder().begin_compute_pass(timestamp_writes=self.timing.writes())
 
     def flush(self) -> None:
         """Submit what is recorded. Raises DeviceError, DeviceLost."""

@@ -119,7 +119,7 @@ class EpiloguePlan:
         if offset + size > table.raw.size:
             size = self._lane_bytes * lanes
         group = self._group(form, table, size)
-        compute = device.encoder().begin_compute_pass()
+        compute = device.begin_pass()
         compute.set_bind_group(0, group, [offset])
         for pipeline, grid in form.steps:
             compute.set_pipeline(pipeline)

@@ -73,7 +73,7 @@ class RecordedPlan:
             if self._replay is not None:
                 self._replay(device.encoder())
                 return
-            compute = device.encoder().begin_compute_pass()
+            compute = device.begin_pass()
             set_pipeline, set_bind_group, dispatch = compute.set_pipeline, compute.set_bind_group, compute.dispatch_workgroups
             if gated and device.indirect and self._step is not None:
                 self._run_gated(compute, self._step)

@@ -25,16 +25,24 @@ class ReadPool:
         self._device = device
         self._free: dict[int, list[Any]] = {}
 
-    def read(self, buffer: WebGpuBuffer, offset: int, size: int) -> Coroutine[Any, Any, bytes]:
-        """Enqueue the copy NOW, so that later writes cannot be seen, and return a coroutine of the bytes."""
+    def read(self, buffer: WebGpuBuffer, offset: int, size: int, tail: tuple[Any, int, int] | None = None) -> Coroutine[Any, Any, bytes]:
+        """Enqueue the copy NOW, so that later writes cannot be seen, and return a coroutine of the bytes; `tail`, the (raw buffer,
+        offset, size) of bytes to add behind them, costs no map of its own."""
         check_range(buffer, offset, size, "read")
-        if size == 0:
+        copies = [(buffer.raw, offset, size)] if size else []
+        if tail is not None:
+            copies.append(tail)
+        if not copies:
             return _nothing()
+        size = sum(length for _, _, length in copies)
         device = self._device
         capacity = max(256, 1 << (size - 1).bit_length())
         staging = self._take(capacity)
         try:
-            device.encoder().copy_buffer_to_buffer(buffer.raw, offset, staging, 0, size)
+            filled = 0
+            for source, start, length in copies:
+                device.encoder().copy_buffer_to_buffer(source, start, staging, filled, length)
+                filled += length
             device.flush()
             mapping = staging.map_async(device.map_read, 0, size)
         except device.gpu.GPUError as error:

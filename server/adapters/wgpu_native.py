@@ -10,6 +10,7 @@ from typing import Any
 
 from pie_core.device.protocol import DeviceError, DeviceInfo
 from pie_core.device.webgpu import WebGpuDevice
+from pie_core.device.webgpu_timing import FEATURE
 from pie_server.build.cpu_module import cache_root
 
 BACKENDS = ("Vulkan", "Metal", "D3D12")  # wgpu falls back to OpenGL without a word; its compute limits and speed do not fit
@@ -81,8 +82,19 @@ def choose(adapters: list[Any], allow_software: bool) -> Any:
     raise DeviceError(f"no usable WebGPU adapter: {found}")
 
 
-async def open_webgpu(allow_software: bool = False) -> WebGpuDevice:
-    """A device on the best adapter. Raises DeviceError when there is none (or only software and that is not allowed)."""
+def timestamp_period(raw: Any) -> float | None:
+    """Nanoseconds of one tick of a timestamp query; None where the back end does not tell."""
+    try:
+        from wgpu.backends.wgpu_native import lib
+    except ImportError:  # another back end
+        return None
+    period = float(lib.wgpuQueueGetTimestampPeriod(raw.queue._internal))
+    return period if period > 0 else None
+
+
+async def open_webgpu(allow_software: bool = False, timed: bool = False) -> WebGpuDevice:
+    """A device on the best adapter, with timestamp queries if `timed` and the adapter has them. Raises DeviceError when there is none
+    (or only software and that is not allowed)."""
     use_shader_cache()
     try:
         import wgpu  # type: ignore[import-untyped]
@@ -91,8 +103,9 @@ async def open_webgpu(allow_software: bool = False) -> WebGpuDevice:
     indirect = trust_grids()
     adapter = choose(await wgpu.gpu.enumerate_adapters_async(), allow_software)
     limits = {key: int(adapter.limits[key]) for key in WANTED_LIMITS}
+    features = [FEATURE] if timed and FEATURE in adapter.features else []
     try:
-        raw = await adapter.request_device_async(label="pie", required_limits=limits)
+        raw = await adapter.request_device_async(label="pie", required_features=features, required_limits=limits)
     except wgpu.GPUError as error:
         raise DeviceError(f"adapter {adapter.info['device']} gave no device: {error}") from error
     info = DeviceInfo(
@@ -108,7 +121,8 @@ async def open_webgpu(allow_software: bool = False) -> WebGpuDevice:
         raw.queue.read_buffer(probe, 0, 4)
 
     # READ_NOSYNC leaves out wgpu-py's extra empty submission a map; the copy before it is already submitted here.
-    return WebGpuDevice(wgpu, raw, info, map_read="READ_NOSYNC", drain=drain, indirect=indirect)
+    period = timestamp_period(raw) if features else None
+    return WebGpuDevice(wgpu, raw, info, map_read="READ_NOSYNC", drain=drain, indirect=indirect, timestamp_period=period)
 
 
 def open_webgpu_sync(allow_software: bool = False) -> WebGpuDevice:
