@@ -31,7 +31,7 @@ from pie_server.wit_strings import add_string_func, call_string
 HOST = "pie:abi/host@0.1.0"
 GUEST = "pie:abi/guest@0.1.0"
 _CONFIG = "epochs, native stack 2 MiB"
-_WASM_STACK = 2 << 20
+STACK_BYTES = 2 << 20
 
 
 _MOST_USED = 8  # guests that may wait to be freed: their memory is still held
@@ -103,7 +103,7 @@ class Sandbox:
         cache = cache or cache_root()
         config = Config()
         config.epoch_interruption = True
-        config.max_wasm_stack = _WASM_STACK
+        config.max_wasm_stack = STACK_BYTES
         self._engine = Engine(config)
         wasm = component or python_component(cache, progress)
         self._component = load_component(self._engine, _CONFIG, wasm, cache / "compiled", progress)
@@ -345,8 +345,8 @@ def _trap(error: WasmtimeError, limits: Limits) -> SandboxError:
         return MemoryLimitExceeded(f"the inferlet needs more than {room}")
     if "call stack exhausted" in text:
         return StackLimitExceeded(
-            f"the inferlet nested too deeply and exhausted its stack of {_WASM_STACK >> 20} MiB: "
-            "deep data in json, repr, comparison or copy, or deep calls through C"
+            f"the inferlet nested too deeply and exhausted its stack of {STACK_BYTES >> 20} MiB: "
+            "deep data in json, repr or a comparison, or deep calls through C"
         )
     if "PyErr_Display" in text or "Py_FatalError" in text or "fatal_error" in text:
         return MemoryLimitExceeded(f"the inferlet's Python runtime failed outside the program, most likely beyond {room}")

@@ -6,6 +6,12 @@ import json
 
 import pytest
 
+from pie_core.engine.errors import EngineError
+from pie_core.eta.json_text import MAX_NESTING, loads
+from pie_core.host.deadlock import Deadlock
+from pie_core.text.sandbox import TemplateError, TemplateRefused
+from pie_core.text.stream import MessageError
+from pie_core.text.tokenizer import TokenizerError
 from tests.sdk.conftest import Local
 from tests.sdk.scripted_host import ScriptedHost, drive, request, result_of
 
@@ -281,6 +287,29 @@ async def main(input):
 """
     answer = await drive(guest, host, source)
     assert (answer["e"]["type"], answer["e"]["file"], answer["e"]["line"]) == ("Deadlock", "program.py", 4)
+
+
+@pytest.mark.parametrize("kind", ["list", "dict"])
+async def test_a_result_may_be_nested_as_deep_as_the_host_takes(guest: Local, host: ScriptedHost, kind: str) -> None:
+    """One level is the answer's own; deeper ones are refused at the guest, in words."""
+    wrap = "[x]" if kind == "list" else "{'a': x}"
+    source = f"from inferlet import send\nasync def main(i):\n    x = 1\n    for _ in range(i): x = {wrap}\n    send(x)\n    return x"
+    text = await guest.start(request(source, MAX_NESTING - 1))
+    assert loads(text)["s"] == "done"
+    loads(json.dumps({"value": host.sent[0]}))
+    error = (await drive(guest, host, source, MAX_NESTING))["e"]
+    assert (error["type"], error["line"], len(host.sent)) == ("UsageError", 5, 1)
+    error = (await drive(guest, host, source.replace("send(x)", "pass"), MAX_NESTING))["e"]
+    assert error["type"] == "ResultNotJson" and "result is nested deeper" in error["message"]
+
+
+async def test_errors_of_the_host_are_classes_of_the_sdk(guest: Local, host: ScriptedHost) -> None:
+    """So that a program can name them before the first one comes."""
+    kinds = [c.__name__ for c in (TokenizerError, TemplateError, TemplateRefused, MessageError, Deadlock, *EngineError.__subclasses__())]
+    names = set(kinds) - {"InstanceClosed", "EngineStopped"}  # which end the program
+    assert "Deadlock" in names
+    source = f"from inferlet.errors import {', '.join(sorted(names))}\ndef main(i): return 1"
+    assert await result_of(guest, host, source) == 1
 
 
 DEADLOCKED = """

@@ -30,7 +30,7 @@ from pie_server.api import openai_schema
 from pie_server.api.openai import builtin_source
 from pie_server.cli import model_app
 from pie_server.config import Settings
-from pie_server.sandbox import Limits
+from pie_server.sandbox import STACK_BYTES, Limits
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -94,22 +94,26 @@ CHAT = {
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
 }
 BUDGET, LIMITS, SETTINGS = Budget(), Limits(), Settings.model_fields
+PAGE_SENT = 8 << 20
+assert f"stepSent: {PAGE_SENT >> 20} << 20," in (ROOT / "web/src/inferlet/limits.ts").read_text(encoding="utf-8")
 DOCUMENTED = [  # beginning of a row, the limit as it is written there
     ("CPU time without", f"{LIMITS.step_cpu_s:g} s"),
     ("CPU time in total", f"{LIMITS.total_cpu_s:g} s"),
     ("memory,", f"{LIMITS.memory_bytes >> 20} MiB"),
+    ("nesting of calls", f"1,000 of Python's, {STACK_BYTES >> 20} MiB of stack"),
     ("source file", f"{cli_input.SOURCE_BYTES >> 20} MiB"),
     ("input file", f"{cli_input.INPUT_BYTES >> 20} MiB"),
     ("forward passes", f"{BUDGET.outstanding}"),
     ("working sets,", f"{BUDGET.handles:,}"),
     ("different epilogues", f"{BUDGET.programs}"),
-    ("sleeps,", f"{BUDGET.futures:,}"),
+    ("takes,", f"{BUDGET.futures:,}"),
     ("`print()`", f"{BUDGET.log_bytes:,} characters in all"),
     ("the result of `main`", f"{LIMITS.text_chars:,} characters"),
     ("sent and not read", f"{BUDGET.unread_bytes >> 20} MiB"),
+    ("in a page instead: sent", f"{PAGE_SENT:,} characters of JSON"),
     ("sent in all", f"{BUDGET.output_bytes >> 20} MiB"),
     ("messages of the client", f"{BUDGET.inbox:,}"),
-    ("nesting", f"{json_text.MAX_NESTING} levels"),
+    ("nesting of what", f"{json_text.MAX_NESTING - 1} levels"),
     ("text of one `model.encode`", f"{MAX_CHARS:,} characters"),
     ("cells of one channel", f"{program.MAX_CAPACITY:,}"),
     ("elements of one channel cell", f"{program.MAX_CELL_WORDS:,}"),
@@ -121,6 +125,7 @@ DOCUMENTED = [  # beginning of a row, the limit as it is written there
     ("operations", f"{program.MAX_OPS:,}"),
     ("outputs of", f"{program.MAX_OUTS}"),
     ("channels of", f"{program.MAX_CHANS}"),
+    ("Python numbers in", f"{program.MAX_PARAMS}"),
     ("inference requests", f"{SETTINGS['max_concurrent'].default}"),
     ("request body", f"{SETTINGS['max_body_mb'].default:g} MB"),
     ("messages of one request", f"{openai_schema.MAX_MESSAGES:,}"),

@@ -9,12 +9,14 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pie_core.eta.json_text import MAX_NESTING as _HOST_NESTING
+
 from .errors import UsageError
 
 DTYPES = ("f32", "i32", "u32", "bool")
 _ARRAY = {"f32": "f", "i32": "i", "u32": "I", "bool": "I"}
 _INT = {int}
-MAX_NESTING = 199  # levels of a value: the host takes 200, and what carries it is one
+MAX_NESTING = _HOST_NESTING - 1  # levels of a value sent or returned: what carries it is one more
 _MAX_BITS = 14_283  # of an integer in JSON: Python reads and writes at most 4,300 digits
 _RANGE = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
 

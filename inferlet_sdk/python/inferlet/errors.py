@@ -85,6 +85,26 @@ class BudgetExceeded(InferletError):
     """One of the inferlet's budgets (handles, outstanding passes, output) is used up."""
 
 
+class OutputLimitExceeded(InferletError):
+    """One call to the host carries too much text."""
+
+
+class TokenizerError(InferletError):
+    """A text cannot be encoded: it is too long, or no Unicode text."""
+
+
+class TemplateError(InferletError):
+    """The model's chat template cannot be used."""
+
+
+class TemplateRefused(TemplateError):
+    """The model's chat template does not take these messages."""
+
+
+class MessageError(InferletError):
+    """A chat message is malformed; the message names the field."""
+
+
 class SavedSetError(InferletError):
     """A working set could not be saved or opened."""
 
