@@ -58,9 +58,11 @@ class Work:
         buffers = {"logits": row["out"], "lanes": lanes, "results": self.results}
         self.epilogue = device.compile_plan([Launch(device.compile(EpilogueSpec(traced.program)), buffers)])
 
-    def step(self, timer: StepTimer, launches: int = 1, epilogues: int = 1) -> Awaitable[tuple[bytes, Times | None]]:
+    def step(self, timer: StepTimer, *launches: int, epilogues: int = 1, gated: bool = False) -> Awaitable[tuple[bytes, Times | None]]:
+        """One step: a body plan for each of `launches` (one of a single launch where none is given), then the epilogues."""
         timer.start()
-        self.bodies[launches].run()
+        for count in launches or (1,):
+            self.bodies[count].run(gated=gated)
         timer.epilogues()
         for _ in range(epilogues):
             self.epilogue.run(lanes=1)
@@ -82,6 +84,13 @@ async def test_a_step_has_the_times_of_its_parts_and_its_results(timed: WebGpuDe
         assert 0 < epilogue < device < wall
 
 
+async def test_indirect_dispatches_are_measured_too(timed: WebGpuDevice, timer: StepTimer) -> None:
+    work = Work(timed)
+    assert timed.indirect
+    data, times = await work.step(timer, gated=True)
+    assert data == ANSWER and times is not None and times[0] > times[1] > 0
+
+
 async def test_a_step_without_epilogues_spends_nothing_on_them(timed: WebGpuDevice, timer: StepTimer) -> None:
     _, times = await Work(timed).step(timer, epilogues=0)
     assert times is not None and times[0] > 0 and times[1] == 0
@@ -100,6 +109,13 @@ async def test_steps_in_flight_keep_their_own_times(timed: WebGpuDevice, timer: 
     short, long = [t for t, n in zip(found, sizes, strict=True) if n == 1], [t for t, n in zip(found, sizes, strict=True) if n == 200]
     assert max(short) < min(long)
     assert [data for data, _ in answers] == [ANSWER] * len(sizes)
+
+
+async def test_a_part_of_several_passes_lasts_to_the_end_of_its_last(timed: WebGpuDevice, timer: StepTimer) -> None:
+    work = Work(timed)
+    await work.step(timer)
+    (_, short), (_, both) = await asyncio.gather(work.step(timer, 1, epilogues=0), work.step(timer, 1, 200, epilogues=0))
+    assert short is not None and both is not None and short[0] < both[0] / 4
 
 
 async def test_more_steps_than_slots_one_after_another(timed: WebGpuDevice, timer: StepTimer) -> None:
