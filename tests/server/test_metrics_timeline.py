@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pie_core.engine.loop import Engine
 from pie_core.engine.model_runner import ModelRunner
 from pie_core.weights import open_gguf
+from pie_server.config import Settings
 from pie_server.loading import open_device
+from pie_server.service import Service
 from tests.engine.test_on_devices import decode
 from tests.support.engines import LAVAPIPE, Kind
 from tests.support.tiny_gguf import write_tiny_gguf
+
+ONE_PASS = """
+from inferlet import model
+from inferlet.eta import ForwardPass, Pipeline, WorkingSet, intrinsics, reduce_argmax
+
+async def main(input):
+    fwd, pipe = ForwardPass(), Pipeline()
+    fwd.embed(model.encode("hello world"))
+    fwd.state([WorkingSet()])
+    out = fwd.epilogue(lambda: reduce_argmax(intrinsics.output(0, "logits")))
+    pipe.submit(fwd)
+    return await out
+"""
 
 
 @pytest.mark.parametrize(("kind", "timed"), [("cpu", True), ("webgpu", True), ("webgpu", False)])
@@ -47,3 +63,18 @@ async def test_steps_and_epilogues_are_timed_where_the_device_can(kind: Kind, ti
     finally:
         await engine.stop()
         runner.close()
+
+
+@pytest.mark.parametrize(("kind", "timed"), [("cpu", True), ("cpu", False), ("webgpu", True)])
+async def test_a_service_measures_when_it_is_asked_to(kind: Kind, timed: bool, tiny_model: Path) -> None:
+    os.environ.setdefault("VK_ICD_FILENAMES", str(LAVAPIPE))
+    service = Service.from_settings(Settings(model=str(tiny_model), device=kind, kv_pool_mb=4, timeline=timed))
+    await service.load()
+    try:
+        assert service.status.state == "ready", service.status.error
+        assert await service.run(ONE_PASS, "one", {}) >= 0
+        timeline: Any = service.timeline(-1)
+        found = [dict(zip(timeline["columns"], step, strict=True)) for step in timeline["steps"]]
+        assert found and all((step["device_s"] is not None) is timed and (step["epilogue_s"] is not None) is timed for step in found)
+    finally:
+        await service.close()
