@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Page
@@ -210,24 +211,23 @@ def test_an_engine_worker_that_dies_ends_its_runs_with_an_error(page: Page) -> N
 README = Path(__file__).parents[1] / "README.md"
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["as it is", "with a program that fails"])
-def test_the_readmes_example(contexts: OpenContext, tiny: TinyModel, fails: bool) -> None:
-    """As a script of the origin, over the tiny model in place of the server's own."""
+def test_the_readmes_example(page: Page, tiny: TinyModel) -> None:
+    """As a script of the origin, over the tiny model in place of the server's own; then with a program that fails."""
     (block,) = re.findall(r"^```js\n(.*?)^```$", README.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    context, open_tab = contexts()
-    context.route(re.compile("/models/default/manifest.json$"), lambda route: route.fulfill(json=tiny.manifest))
-    context.route(re.compile("/models/default/tiny.gguf$"), lambda route: route.fulfill(body=tiny.data))
-    script = block.replace("await receive()", "await receive() / 2") if fails else block
-    assert script != block or not fails
-    context.route(re.compile("/web/readme.js$"), lambda route: route.fulfill(content_type="text/javascript", body=script))
-    tab = open_tab()
-    tab.page.goto(f"{tab.origin}/web/hello/icon.svg")
-    tab.page.evaluate("() => import('/web/readme.js').then(() => null)")
-    *progress, hello, last = tab.console
-    assert hello == "Hello, page"
-    assert any(re.match(r"download \d+ \d+", line) for line in progress)
-    if fails:
-        assert last == "TypeError, line 6: unsupported operand type(s) for /: 'str' and 'int'"
-    else:
-        assert "heard" in last and "any JSON value" in last
-    context.close()
+    failing = block.replace("await receive()", "await receive() / 2")
+    assert failing != block
+    said: list[str] = []
+    listen = lambda message: said.append(message.text)  # noqa: E731  one object to take away again
+    page.on("console", listen)
+    page.route(re.compile("/models/default/manifest.json$"), lambda route: route.fulfill(json=tiny.manifest))
+    page.route(re.compile("/models/default/tiny.gguf$"), lambda route: route.fulfill(body=tiny.data))
+    scripts = {"/web/shown.js": block, "/web/failing.js": failing}
+    found = re.compile("/web/(shown|failing).js$")
+    page.route(found, lambda route: route.fulfill(content_type="text/javascript", body=scripts[urlsplit(route.request.url).path]))
+    for path in scripts:
+        page.evaluate(f"() => import('{path}').then(() => null)")
+    page.remove_listener("console", listen)
+    assert any(re.fullmatch(r"weights \d+ \d+", line) for line in said), said
+    spoken = [line for line in said if not re.fullmatch(r"[a-z]+ \d+ \d+", line)]
+    assert "heard" in spoken.pop(1) and len(spoken) == 3
+    assert spoken == ["Hello, page", "Hello, page", "TypeError, line 6: unsupported operand type(s) for /: 'str' and 'int'"]
