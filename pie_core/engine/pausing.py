@@ -100,11 +100,12 @@ class Pressure:
         kept = {part.ws for part in (*work.parts, *asker.parts)}
         sets = [ws for instance in self._instances for ws in instance.working_sets if ws.pages and ws not in kept]
         for ws in sets:
-            if ws.guess is not None and now - ws.used_at >= PATIENCE:
+            if ws.guess is not None and ws.used_at + PATIENCE <= now:
                 self._predictor.drop(ws.guess)
         unused = [ws for ws in sets if ws.order.idle and ws.may_pause()]
-        cold = sorted((ws for ws in unused if now - ws.used_at >= PATIENCE), key=lambda ws: ws.used_at)
-        soon = min((ws.used_at + PATIENCE - now for ws in unused if now - ws.used_at < PATIENCE), default=0.0)
+        cold = sorted((ws for ws in unused if ws.used_at + PATIENCE <= now), key=lambda ws: ws.used_at)
+        # one sum for both: rounded differently, a set could be neither cold nor about to be, and nobody would ask again
+        soon = min((due - now for ws in unused if (due := ws.used_at + PATIENCE) > now), default=0.0)
         if self._pause(cold, work, need):
             return self._promised(work, need), 0.0
         if not halted or soon:
