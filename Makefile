@@ -33,7 +33,7 @@ lint: $(VENV)/.stamp-dev ## Check style and types
 
 # Each prints its table; --device webgpu is the software rasteriser where there is no GPU.
 BENCHES := "accuracy --device cpu" "accuracy --device webgpu" engine kernels_cpu kernels_webgpu "decode --device cpu" "decode --device webgpu --tokens 24" \
-  "tax --device cpu" "tax --device webgpu --tokens 24" "memory --device cpu" "memory --device webgpu" "browser --device cpu" \
+  "tax --device cpu" "tax --device webgpu" "memory --device cpu" "memory --device webgpu" "browser --device cpu" \
   "epilogue --device cpu" "epilogue --device webgpu" batch prefix fork runahead soak
 
 bench: $(VENV)/.stamp-dev ## Run the benchmarks, one file a question

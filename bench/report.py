@@ -52,12 +52,12 @@ class Report:
         return 1 if self.failed else 0
 
 
-def arguments(doc: str | None, argv: Sequence[str] | None = None, *, devices: bool = True) -> argparse.Namespace:
+def arguments(doc: str | None, argv: Sequence[str] | None = None, *, devices: bool = True, tokens: int = 64) -> argparse.Namespace:
     """Options common to all benches: --json, --device, --model, --tokens."""
     p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--json", action="store_true", help="end with one JSON object")
     if devices:
         p.add_argument("--device", choices=["cpu", "webgpu"], default="cpu")
         p.add_argument("--model", default=None, help="name or path; the default model otherwise")
-        p.add_argument("--tokens", type=int, default=64, help="tokens decoded in each measurement")
+        p.add_argument("--tokens", type=int, default=tokens, help="tokens decoded in each measurement")
     return p.parse_args(sys.argv[1:] if argv is None else argv)

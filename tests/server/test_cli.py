@@ -273,15 +273,14 @@ async def main(input):
 
 
 def test_ctrl_c_does_not_wait_for_a_long_prefill(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pie_server.cli", "run", write(tmp_path / "long.py", SILENT), "--device", "cpu", "--n", "2000"]
+    long = write(tmp_path / "long.py", SILENT)  # a prefill of 6,000 tokens, which takes far longer than what it may take here
+    command = [sys.executable, "-m", "pie_server.cli", "run", long, "--device", "cpu", "--n", "6000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == "begun\n"
         time.sleep(0.3)
-        began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
-        assert time.monotonic() - began < 0.7
+        assert process.wait(5) == 130
         assert process.stderr.read() == ""
 
 

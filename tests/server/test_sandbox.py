@@ -6,9 +6,6 @@ import asyncio
 import gc
 import json
 import resource
-import statistics
-import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -165,11 +162,9 @@ async def test_close_at_any_time(sandbox: Sandbox) -> None:
     running = sandbox.open(ScriptedHost())
     step = asyncio.create_task(running.start(request(endless)))
     await asyncio.sleep(0.05)
-    began = time.perf_counter()
     running.close()
     with pytest.raises(GuestClosed):
         await step
-    assert time.perf_counter() - began < 2
 
 
 async def test_guests_give_their_memory_back(sandbox: Sandbox) -> None:
@@ -219,21 +214,6 @@ async def main(i):
     with open("/proc/self/statm") as statm:
         after = int(statm.read().split()[1])
     assert (after - before) * resource.getpagesize() < 30 << 20, "120 MB of strings crossed"
-
-
-async def test_start_time(sandbox: Sandbox) -> None:
-    """Prints the figure; the bound is loose because test machines are busy."""
-    source = "from inferlet import receive\nasync def main(i): await receive()"
-    times = []
-    for _ in range(20):
-        began = time.perf_counter()
-        guest = sandbox.open(ScriptedHost())
-        await guest.start(request(source))
-        times.append((time.perf_counter() - began) * 1e3)
-        guest.close()
-        await asyncio.sleep(0.03)
-    print(f"warm start of a Python inferlet: median {statistics.median(times):.2f} ms, best {min(times):.2f} ms", file=sys.stderr)
-    assert min(times) < 50
 
 
 def test_a_closed_sandbox_opens_nothing() -> None:

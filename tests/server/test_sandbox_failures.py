@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -168,11 +167,9 @@ async def test_closing_the_sandbox_ends_what_runs() -> None:
     made = Sandbox(limits=Limits(step_cpu_s=60), spares=0)
     step = asyncio.create_task(made.open(ScriptedHost()).start(request("while True: pass")))
     await asyncio.sleep(0.1)
-    began = time.perf_counter()
     await asyncio.to_thread(made.close)
     with pytest.raises(GuestClosed):
         await step
-    assert time.perf_counter() - began < 5
 
 
 @pytest.mark.parametrize("events", ["", "{", "[[1]]", "[[1, true]]", "null"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import random
 import struct
-import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -314,7 +313,6 @@ def test_two_thousand_mutated_headers() -> None:
     rng = random.Random(7)
     outcomes = {"read": 0, "refused": 0}
     tracemalloc.start()
-    started = time.perf_counter()
     try:
         for _ in range(2000):
             raw = bytearray(base)
@@ -341,7 +339,6 @@ def test_two_thousand_mutated_headers() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 1 << 20
-    assert time.perf_counter() - started < 20
     assert outcomes["read"] > 50 and outcomes["refused"] > 500
 
 
