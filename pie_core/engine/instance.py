@@ -16,6 +16,7 @@ from pie_core.engine.forward import Pass, PassSink, PassSpec, check_parts
 from pie_core.engine.pages import PageOwner
 from pie_core.engine.pipeline import ForkEntry, Pipeline
 from pie_core.engine.recurrent import RecurrentState, check_recurrent
+from pie_core.engine.reuse import prewarm
 from pie_core.engine.saved_sets import check_name
 from pie_core.engine.values import Value, committed
 from pie_core.engine.working_set import WorkingSet, pages_for
@@ -65,10 +66,10 @@ class Instance(PageOwner):
 
     # --- handles
 
-    def working_set(self) -> WorkingSet:
-        """A new, empty working set."""
+    def working_set(self, *, reuse: bool = True) -> WorkingSet:
+        """A new, empty working set. Without `reuse` it neither takes pages from the cache nor leaves any there, nor do its forks."""
         self._room()
-        ws = self.new_set()
+        ws = self.new_set(reuse=reuse)
         self.working_sets[ws] = None
         return ws
 
@@ -79,7 +80,7 @@ class Instance(PageOwner):
         self._room()
         if pipe is not None:
             self.engine.predictor.drop(pipe.habit.guess)
-        child = self.new_set(born=False)
+        child = self.new_set(born=False, reuse=ws.reuse)
         self.working_sets[child] = None
         entry = ForkEntry(ws, child, buffer, self.engine.accept()) if pipe is not None else None
         if pipe is not None and entry is not None:
@@ -146,7 +147,7 @@ class Instance(PageOwner):
         """Keep the set under `name` for this tenant, as it is after the passes accepted so far; `sink` gets its tokens, or the error.
         Raises InvalidState for a bad name."""
         check_name(name)
-        self._ask(ws, lambda seq: self.engine.saved.save(self, ws, name, seq, sink), sink)
+        self.ask(ws, lambda seq: self.engine.saved.save(self, ws, name, seq, sink), sink)
 
     def open(self, name: str, sink: Callable[[int | None, EngineError | None], None]) -> WorkingSet:
         """The set that was saved as `name`; it can be used at once, `sink` gets its tokens when it is there, or the error.
@@ -168,7 +169,16 @@ class Instance(PageOwner):
 
     def length(self, ws: WorkingSet, sink: Callable[[Value | None, EngineError | None], None]) -> None:
         """Tell `sink` the length, after the passes accepted so far."""
-        self._ask(ws, lambda _: sink(ws.length, None), sink)
+        self.ask(ws, lambda _: sink(ws.length, None), sink)
+
+    def cached(self, ws: WorkingSet, sink: Callable[[Value | None, EngineError | None], None]) -> None:
+        """Tell `sink` how many of its tokens came out of the cache, after the passes accepted so far."""
+        self.ask(ws, lambda _: sink(ws.cached, None), sink)
+
+    def prewarm(self, ids: Sequence[int], sink: Callable[[Value | None, EngineError | None], None]) -> None:
+        """Compute and cache the full pages of `ids` that are not cached yet, for whatever of this tenant begins with them later (see
+        `reuse.prewarm`); `sink` gets how many of the tokens are cached then. Raises InvalidPass, ContextLengthExceeded, BudgetExceeded."""
+        prewarm(self, ids, sink)
 
     def drop(self, ws: WorkingSet) -> None:
         """Free the pages, after the passes accepted so far; the handle is gone at once."""
@@ -208,11 +218,13 @@ class Instance(PageOwner):
 
     def put(self, channel: Channel, words: Iterable[int]) -> None:
         """Put one cell of u32 words. Raises ChannelFull, ChannelError."""
+        self.check_open()
         channel.put(words)
         self.engine.poke()
 
     def set(self, channel: Channel, words: Iterable[int]) -> None:
         """Replace the committed front. Raises ChannelError."""
+        self.check_open()
         channel.set(words)
         self.engine.poke()
 
@@ -225,7 +237,8 @@ class Instance(PageOwner):
         return self._receive(channel, False)
 
     def receive(self, channel: Channel, take: bool, sink: Callable[[Value | None, EngineError | None], None]) -> None:
-        """`take` or `read` with a callback."""
+        """`take` or `read` with a callback. Raises ChannelError."""
+        self.check_open()
 
         def settle(value: Value | None, error: EngineError | None) -> None:
             self.engine.poke()  # a pass may wait for the room
@@ -368,6 +381,11 @@ class Instance(PageOwner):
         self.channels.clear()
         engine.closed_instance(self)
 
+    def check_open(self) -> None:
+        """Raises why the instance was closed, if it was: EngineLost, EngineStopped, InstanceClosed."""
+        if self.cause is not None:
+            raise self.cause
+
     # --- inside
 
     def _room(self) -> None:
@@ -378,13 +396,14 @@ class Instance(PageOwner):
         if handles >= self.limits.handles:
             raise BudgetExceeded(f"the instance holds {handles} handles, the most is {self.limits.handles}: drop some")
 
-    def new_set(self, *, born: bool = True) -> WorkingSet:
+    def new_set(self, *, born: bool = True, reuse: bool = True) -> WorkingSet:
         """A set that is charged to this instance and is not in its table."""
         engine = self.engine
         state = RecurrentState(engine.states) if engine.states is not None else None
-        return WorkingSet(engine.pool, engine.cache, self, self.root, engine.accept(), born=born, state=state)
+        return WorkingSet(engine.pool, engine.cache, self, self.root, engine.accept(), born=born, state=state, reuse=reuse)
 
     def _own(self, ws: WorkingSet) -> None:
+        self.check_open()
         if ws.leaving or ws not in self.working_sets:
             raise InvalidState("the working set was dropped, or belongs to another instance")
 
@@ -393,7 +412,7 @@ class Instance(PageOwner):
         self._own(ws)
         self.engine.predictor.drop(ws.guess)
 
-    def _ask(self, ws: WorkingSet, answer: Callable[[int], None], sink: Callable[[int | None, EngineError | None], None]) -> None:
+    def ask(self, ws: WorkingSet, answer: Callable[[int], None], sink: Callable[[int | None, EngineError | None], None]) -> None:
         """Call `answer` with the place of this call in the order of acceptance, after the passes on `ws` accepted so far; where the set
         has failed by then, or the instance was closed, `sink` gets the cause instead."""
         self._touch(ws)

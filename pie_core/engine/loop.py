@@ -9,10 +9,10 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pie_core.device.protocol import PAGE_TOKENS, DeviceError, DeviceLost
+from pie_core.device.protocol import DeviceError, DeviceLost
 from pie_core.engine.arena import Arena
 from pie_core.engine.errors import EngineError, EngineLost, EngineStopped, OutOfPages, OutOfSlots, PassFailed, PassSkipped
-from pie_core.engine.forward import SHORT_PASS, Pass, PassSpec
+from pie_core.engine.forward import SHORT_PASS, Pass
 from pie_core.engine.instance import Instance, InstanceLimits
 from pie_core.engine.linger import Linger
 from pie_core.engine.metrics import Metrics, StepRecord
@@ -24,6 +24,7 @@ from pie_core.engine.predict import Guess, Predictor
 from pie_core.engine.prefix_cache import PrefixCache
 from pie_core.engine.program_info import ProgramInfo, ProgramInfos
 from pie_core.engine.recurrent import StatePool, slots_needed
+from pie_core.engine.reuse import prewarm
 from pie_core.engine.runner import Runner, StepHandle
 from pie_core.engine.saved_sets import MemoryStore, SavedSets, SetStore
 from pie_core.engine.scheduler import Scheduler
@@ -172,18 +173,24 @@ class Engine:
         """The last steps as JSON values: {"columns", "steps", "most", "now"}; those with a number over `since`."""
         return {**self.metrics.export(since), "now": self.now()}
 
-    async def prewarm(self, ids: Sequence[int], tenant: str = "") -> int:
-        """Compute the full pages of `ids` for later passes of `tenant` that begin with them; how many tokens are there now (none of a model
-        with recurrent state, whose prefixes are not shared). They stay until the pool needs the room. Raises InvalidPass, EngineError."""
-        if self.states is not None:
-            return 0
-        instance = self.open_instance("prewarm", tenant)
+    async def prewarm(self, ids: Sequence[int], tenant: str | None = "") -> int:
+        """Compute the full pages of `ids` for later passes of `tenant` that begin with them, or, with None, for those of every tenant; how
+        many tokens are there now (none of a model with recurrent state, whose prefixes are not shared). They stay until the pool needs
+        the room. Raises InvalidPass, EngineError."""
+        instance = self.open_instance("prewarm", tenant or "")
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def sink(n: int | None, error: EngineError | None) -> None:
+            if done.done():  # cancelled
+                return
+            if n is not None:
+                done.set_result(n)
+            elif error is not None:
+                done.set_exception(error)
+
         try:
-            pipe = instance.pipeline()
-            done = instance.submit(pipe, PassSpec(ids, [instance.working_set()]))[0]
-            instance.close_pipeline(pipe)
-            await done
-            return len(ids) // PAGE_TOKENS * PAGE_TOKENS
+            prewarm(instance, ids, sink, everyone=tenant is None)
+            return await done
         finally:
             instance.close()
 

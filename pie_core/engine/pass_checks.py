@@ -25,7 +25,7 @@ def check_tokens(tokens: object, sets: int, limits: RunnerLimits) -> tuple[Seque
     if isinstance(tokens, (list, tuple)):
         lists = _lists(tokens, sets)
         for k, ids in enumerate(lists):
-            _check_ids(ids, limits.vocab, k)
+            check_ids(f"tokens[{k}]", ids, limits.vocab)
         return lists, [len(ids) for ids in lists]
     if not isinstance(tokens, TokenCell):
         raise InvalidPass(f"tokens: a list of ids, a list of lists or a Channel is needed, got {type(tokens).__name__}")
@@ -36,6 +36,15 @@ def check_tokens(tokens: object, sets: int, limits: RunnerLimits) -> tuple[Seque
     if tokens.cell_words > limits.max_tokens:
         raise InvalidPass(f"tokens: {tokens.cell_words} ids of a channel must run in one step of at most {limits.max_tokens}")
     return [None] * sets, [tokens.cell_words // sets] * sets
+
+
+def check_ids(field: str, ids: Sequence[int], vocab: int) -> None:
+    """Raises InvalidPass for the first of `ids` (at least one) that is no token id, as `field[i]`."""
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab:
+        return
+    for i, token in enumerate(ids):
+        if type(token) is not int or not 0 <= token < vocab:
+            raise InvalidPass(f"{field}[{i}] = {token!r:.80} is not a token id: whole numbers 0 .. {vocab - 1} are")
 
 
 def check_reads(reads: object, counts: Sequence[int], has_program: bool, limits: RunnerLimits) -> list[tuple[int, ...]]:
@@ -81,11 +90,3 @@ def _lists(tokens: Sequence[object], sets: int) -> list[Sequence[int]]:
             raise InvalidPass(f"tokens[{k}] is empty: a pass needs at least one token for each working set")
         checked.append(ids)
     return checked
-
-
-def _check_ids(ids: Sequence[int], vocab: int, k: int) -> None:
-    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab:
-        return
-    for i, token in enumerate(ids):
-        if type(token) is not int or not 0 <= token < vocab:
-            raise InvalidPass(f"tokens[{k}][{i}] = {token!r:.80} is not a token id: whole numbers 0 .. {vocab - 1} are")

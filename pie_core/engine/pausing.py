@@ -35,7 +35,7 @@ class Revival:
         instance = asker.instance
         self.ws = ws
         self.asker = asker
-        self.copy = instance.new_set()
+        self.copy = instance.new_set(reuse=ws.reuse)
         self.copy.number = ws.number
         self.copy.public = min(ws.public, ws.frozen)
         pipe = Pipeline(instance)

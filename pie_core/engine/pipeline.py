@@ -79,9 +79,11 @@ class Pipeline:
             self.instance.stopping.pop(self, None)
 
     def stop_when(self, channel: Channel) -> None:
-        """End this pipeline at the first true value that a pass puts into `channel` (bool, one element). Raises InvalidState, ArenaFull."""
+        """End this pipeline at the first true value that a pass puts into `channel` (bool, one element). Raises InvalidState, ArenaFull,
+        and why the instance was closed, if it was."""
         if channel.dtype != "bool" or channel.cell_words != 1:
             raise InvalidState(f"stop_when needs a channel of one bool, this is a {channel.describe()}")
+        self.instance.check_open()
         if channel.host == "writer":
             raise InvalidState("stop_when needs a channel that passes put into, this one is host-written")
         if self.stop_channel is not None or channel.stops is not None:

@@ -1,14 +1,18 @@
-"""Which tokens of a pass need not be computed, because full pages with the same content are there, or will be in a moment."""
+"""Which tokens of a pass need not be computed, because full pages with the same content are there, or will be in a moment; and making
+such pages ahead of their first use."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pie_core.device.protocol import PAGE_TOKENS
+from pie_core.engine.errors import ContextLengthExceeded, EngineError
+from pie_core.engine.forward import Part, Pass, PassSpec
+from pie_core.engine.pass_checks import check_ids
 
 if TYPE_CHECKING:
-    from pie_core.engine.forward import Part, Pass
+    from pie_core.engine.instance import Instance
     from pie_core.engine.prefix_cache import PrefixCache
 
 
@@ -61,8 +65,9 @@ def claim_pages(work: Pass, cache: PrefixCache) -> None:
 
 
 def covers(work: Pass, part: Part) -> bool:
-    """Whether a recipe will cover the set once the part has run."""
-    return work.plain and part.ids is not None and part.ws.recipe.known == part.ws.length and part.ws.public >= part.ws.length
+    """Whether a recipe will cover the set once the part has run, and its pages may be shared."""
+    ws = part.ws
+    return work.plain and ws.reuse and part.ids is not None and ws.recipe.known == ws.length and ws.public >= ws.length
 
 
 def names_of(part: Part) -> list[bytes]:
@@ -73,3 +78,45 @@ def names_of(part: Part) -> list[bytes]:
         assert part.ids is not None  # `covers`
         part.names, part.named_for = ws.names((ws.length + part.n) // PAGE_TOKENS, part.ids), state
     return part.names
+
+
+def prewarm(
+    instance: Instance, ids: Sequence[int], sink: Callable[[int | None, EngineError | None], None], *, everyone: bool = False
+) -> None:
+    """Compute and cache the full pages of `ids` that are not cached yet, for whatever of the instance's tenant (or `everyone`'s) begins
+    with them later. They outlive the instance and go by LRU; what is cached already counts as used now.
+
+    `sink` gets how many tokens are cached then, from the first on: 0 of less than a page, and where the instance shares nothing. The
+    pass, its pages and handles are the instance's until then, and end with it. Raises InvalidPass, ContextLengthExceeded, BudgetExceeded
+    and the cause of an instance that is closed; other errors reach the sink.
+    """
+    engine = instance.engine
+    instance.check_open()
+    if ids:
+        check_ids("ids", ids, engine.limits.vocab)
+    if len(ids) > engine.limits.context:
+        raise ContextLengthExceeded(
+            f"prewarm: {len(ids)} tokens exceed the context of {engine.limits.context}", tokens=len(ids), context=engine.limits.context
+        )
+    pages, cache = len(ids) // PAGE_TOKENS, engine.cache
+    if not pages or not instance.reuse:
+        sink(0, None)
+        return
+    if everyone:
+        cache.open_to_all(ids, pages)
+    names: list[bytes] = []
+    cache.extend(names, instance.root, ids, pages)
+    if len(cache.leading(names)) == pages:
+        cache.refresh(names, instance)
+        sink(pages * PAGE_TOKENS, None)
+        return
+    pipe = instance.pipeline()
+    try:
+        ws = instance.working_set()
+        try:
+            instance.submit_with(pipe, PassSpec(ids[: pages * PAGE_TOKENS], [ws]), lambda *_: None)  # its failure is the set's
+            instance.ask(ws, lambda _: sink(len(cache.leading(names)) * PAGE_TOKENS, None), sink)
+        finally:
+            instance.drop(ws)  # behind the pass and the question
+    finally:
+        instance.close_pipeline(pipe)

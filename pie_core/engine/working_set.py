@@ -26,6 +26,11 @@ def pages_for(tokens: int) -> int:
     return -(-tokens // PAGE_TOKENS)
 
 
+def _cut(spans: Sequence[tuple[int, int]], length: int) -> list[tuple[int, int]]:
+    """The parts of `spans` in front of `length`."""
+    return [(start, min(end, length)) for start, end in spans if start < length]
+
+
 class WorkingSet:
     """`length` tokens, of which the first `frozen` never change again; the rest is the buffer. `pages` is the page table.
 
@@ -52,6 +57,7 @@ class WorkingSet:
         "fork_points",
         "frozen",
         "guess",
+        "hits",
         "inherited",
         "last_step",
         "leaving",
@@ -65,6 +71,7 @@ class WorkingSet:
         "pipe",
         "public",
         "recipe",
+        "reuse",
         "shared",
         "state",
         "used_at",
@@ -82,6 +89,7 @@ class WorkingSet:
         *,
         born: bool = True,
         state: RecurrentState | None = None,
+        reuse: bool = True,
     ) -> None:
         self._pool = pool
         self._cache = cache
@@ -99,6 +107,8 @@ class WorkingSet:
         self.cuts = 0  # times that tokens were taken away
         self.named = 0  # leading pages that `publish` is done with
         self.public = EVERYTHING  # pages of tokens behind this one get no name
+        self.reuse = reuse  # whether its passes may use cached pages, and others its pages
+        self.hits: list[tuple[int, int]] = []  # [from, to) of the tokens that cached pages brought
         self.paused = False
         self.used_at = 0.0  # when a pass was last accepted or answered
         self.fork_points = {0}
@@ -120,6 +130,11 @@ class WorkingSet:
     def buffered(self) -> int:
         """Tokens in the buffer."""
         return self.length - self.frozen
+
+    @property
+    def cached(self) -> int:
+        """Tokens that nobody computed for this set: pages of earlier passes held them."""
+        return sum(end - start for start, end in self.hits)
 
     def tree(self) -> list[int]:
         """The parent of each buffered token: an index in the buffer, -1 for the end of the frozen prefix."""
@@ -183,11 +198,14 @@ class WorkingSet:
         self._pool.share(pages, self._owner)
         self.pages[at:] = pages
         self._pool.release(old, self._owner)
+        self.hits.append((self.length, self.length + len(ids)))
         self.advance(len(ids), freeze=freeze)
         self.recipe.extend(ids)
 
     def publish(self, length: int) -> None:
         """The first `length` tokens are on the device: name the full pages that may be shared."""
+        if not self.reuse:
+            return
         pages = min(length, self.length, self.frozen, self.recipe.known, self.public) // PAGE_TOKENS
         if pages > self.named:
             names = self.names(pages)
@@ -276,6 +294,7 @@ class WorkingSet:
         child.recipe = self.recipe.copy(length)
         child.chain = self.chain[: length // PAGE_TOKENS]
         child.named, child.public = min(self.named, length // PAGE_TOKENS), self.public
+        child.hits = _cut(self.hits, length)
         self._pool.share(child.pages, child._owner)
         if child.state is not None and self.state is not None:
             child.state.become(self.state, length)
@@ -396,6 +415,7 @@ class WorkingSet:
     def _trim(self) -> None:
         self.recipe.cut(self.length)
         del self.chain[self.length // PAGE_TOKENS :]
+        self.hits = _cut(self.hits, self.length)
         self.named = min(self.named, self.length // PAGE_TOKENS)
         keep = pages_for(self.length)
         if keep < len(self.pages):
