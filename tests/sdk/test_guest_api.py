@@ -326,6 +326,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("c = Channel('i32'); c.declare(); await c.take()", "UsageError", "host='reader'"),
     ("Channel.of(1).put(2)", "UsageError", "seeded"),
     ("pipe.stop_when(Channel('i32'))", "UsageError", "Channel('bool', ())"),
+    ("pipe.close(); pipe.stop_when(Channel('bool'))", "PipelineClosed", "Pipeline.stop_when: this pipeline was closed"),
     ("ws.commit('all')", "UsageError", "'all'"),
     ("ws.truncate(-1)", "UsageError", "n is -1"),
     ("ws.fork(ws)", "UsageError", "Pipeline"),

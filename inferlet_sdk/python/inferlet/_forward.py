@@ -229,7 +229,7 @@ class ForwardPass:
         if self._stages:
             raise UnsupportedStage(f"Pipeline.submit: this pass has the stage {self._stages[0]}; only the epilogue runs yet, leave it out")
         for ws in self._sets:
-            ws._check("submit")
+            ws._check("Pipeline.submit")
         reads = "null" if self._reads is None else str(self._positions(self._reads))
         chans = [ch.declare() for ch in self._chans]
         return (
@@ -285,6 +285,8 @@ class Pipeline:
         """End the pipeline at the first true that a pass puts into `channel` (bool, scalar); later passes are skipped whole."""
         if not isinstance(channel, Channel) or channel.dtype != "bool" or channel.shape:
             raise UsageError(f"Pipeline.stop_when: channel is {_short(channel)}; use Channel('bool', ())")
+        if self._closed:
+            raise PipelineClosed("Pipeline.stop_when: this pipeline was closed; make a new one")
         _host.call("pipe.stop_when", f'{{"pipe":{self.id},"ch":{channel.declare()}}}')
 
     def close(self) -> None:

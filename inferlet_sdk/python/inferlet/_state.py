@@ -121,9 +121,9 @@ class WorkingSet:
     def fork(self, pipe: Any = None, *, buffer: bool = False) -> WorkingSet:
         """A new working set that shares this one's frozen prefix, in O(1); `buffer=True` takes the buffer along.
 
-        Ordered after every pass that `pipe` has accepted; without a pipe, after the passes that are done.
+        Ordered after every pass submitted on this set so far, and after all that `pipe` has accepted.
         """
-        self._check("fork")
+        self._check("WorkingSet.fork")
         pid = getattr(pipe, "id", None)
         if pipe is not None and (not isinstance(pid, int) or isinstance(pipe, WorkingSet)):
             raise UsageError(f"WorkingSet.fork: pipe is {_short(pipe)}; use the Pipeline whose passes the fork must include")
@@ -142,7 +142,7 @@ class WorkingSet:
         """
         from ._forward import Output
 
-        self._check("commit")
+        self._check("WorkingSet.commit")
         if isinstance(n, Output):
             known = n.known()
             if known is None:
@@ -152,6 +152,10 @@ class WorkingSet:
             if isinstance(n, list) and all(type(at) is int for at in n):  # a vector of the device may end early
                 n = n[: next((k for k, at in enumerate(n) if at < 0), len(n))]
         if isinstance(n, Channel):
+            if n.dtype not in ("i32", "u32") or len(n.shape) > 1:
+                raise UsageError(
+                    f"WorkingSet.commit: the channel holds {n.dtype}{list(n.shape)}; use i32 or u32 of shape () for a count, (n,) for a path"
+                )
             _host.call("ws.commit", f'{{"ws":{self.id},"n":{{"ch":{n.reader("commit")}}}}}')
         elif isinstance(n, (list, tuple)):
             path = [check_int(f"WorkingSet.commit: path[{k}]", at, 0, _MAX_TOKENS) for k, at in enumerate(n)]
@@ -162,7 +166,7 @@ class WorkingSet:
     def discard(self, n: int | None = None) -> None:
         """Drop the last `n` tokens of the buffer, or all that it still holds."""
         if n is None:
-            self._check("discard")
+            self._check("WorkingSet.discard")
             _host.call("ws.discard", f'{{"ws":{self.id},"n":null}}')
         else:
             self._edit("discard", n)
@@ -172,7 +176,7 @@ class WorkingSet:
 
         `WorkingSet.open(name)` finds it again, in this inferlet or a later one of the same user; on a server after a restart, too.
         """
-        self._check("save")
+        self._check("WorkingSet.save")
         fid = _host.new_id()
         _host.call_with("ws.save", ws=self.id, name=_name("WorkingSet.save", name), f=fid)
         n: int = await HostFuture(fid)
@@ -201,7 +205,7 @@ class WorkingSet:
 
     async def length(self) -> int:
         """Tokens in the frozen prefix and the buffer, after what was submitted so far."""
-        self._check("length")
+        self._check("WorkingSet.length")
         fid = _host.new_id()
         _host.call("ws.length", f'{{"ws":{self.id},"f":{fid}}}')
         n: int = await HostFuture(fid)
@@ -214,12 +218,12 @@ class WorkingSet:
             _host.call("ws.drop", f'{{"ws":{self.id}}}')
 
     def _edit(self, op: str, n: Any) -> None:
-        self._check(op)
+        self._check(f"WorkingSet.{op}")
         _host.call("ws." + op, f'{{"ws":{self.id},"n":{check_int(f"WorkingSet.{op}: n", n, 0, _MAX_TOKENS)}}}')
 
     def _check(self, what: str) -> None:
         if self._dropped:
-            raise UsageError(f"WorkingSet.{what}: this working set was dropped; fork it before dropping, or keep it")
+            raise UsageError(f"{what}: this working set was dropped; fork it before dropping, or keep it")
 
     def __del__(self) -> None:
         self.drop()
@@ -238,7 +242,7 @@ def check_sets(field: str, sets: Any) -> list[WorkingSet]:
     for k, ws in enumerate(sets):
         if not isinstance(ws, WorkingSet):
             raise UsageError(f"{field}[{k}] is {_short(ws)}; use a WorkingSet")
-        ws._check("state")
+        ws._check(f"{field}[{k}]")
         if ws in sets[:k]:
             raise UsageError(f"{field}[{k}] is in the list twice; a pass extends each working set once (fork it for a second branch)")
     return list(sets)
