@@ -154,7 +154,8 @@ class WorkingSet:
         if isinstance(n, Channel):
             if n.dtype not in ("i32", "u32") or len(n.shape) > 1:
                 raise UsageError(
-                    f"WorkingSet.commit: the channel holds {n.dtype}{list(n.shape)}; use i32 or u32 of shape () for a count, (n,) for a path"
+                    f"WorkingSet.commit: the channel holds {n.dtype}{list(n.shape)}; "
+                    "use i32 or u32, of shape () for a count or (n,) for a path"
                 )
             _host.call("ws.commit", f'{{"ws":{self.id},"n":{{"ch":{n.reader("commit")}}}}}')
         elif isinstance(n, (list, tuple)):
