@@ -13,7 +13,7 @@
 #define NONE 0xffffffffu
 
 enum Format { FMT_F32 = 0, FMT_F16 = 1, FMT_Q4_1 = 2, FMT_Q8_0 = 3 };
-enum Opcode { OP_EMBED = 1, OP_RMS_NORM, OP_LINEAR, OP_ROPE_APPEND, OP_ATTENTION, OP_MAP, OP_EPILOGUE, OP_MOVE_SLOTS, OP_RECUR, OP_GATE };
+enum Opcode { OP_EMBED = 1, OP_RMS_NORM, OP_LINEAR, OP_ROPE_APPEND, OP_ATTENTION, OP_MAP, OP_EPILOGUE, OP_MOVE_SLOTS, OP_RECUR, OP_GATE, OP_SHIFT };
 
 // The step buffer (docs/architecture.md, section 4).
 enum { STEP_TOKENS = 0, STEP_READS, STEP_SEQS, STEP_TOKEN_OFF, STEP_READ_OFF, STEP_PAGE_OFF, STEP_HEADER_WORDS = 16 };
@@ -71,6 +71,7 @@ uint32_t op_rope_append(const uint32_t *rec);
 uint32_t op_move_slots(const uint32_t *rec);
 uint32_t op_recur(const uint32_t *rec);
 uint32_t op_gate(const uint32_t *rec);
+uint32_t op_shift(const uint32_t *rec);
 uint32_t op_attention(const uint32_t *rec, uint8_t *scratch);
 
 // Why a record was refused; 0 is fine. The host turns them into sentences (pie_core/device/cpu_plan.py).

@@ -32,6 +32,7 @@ static uint32_t run_record(const uint32_t *rec, uint8_t *scratch, uint32_t lane_
     case OP_MOVE_SLOTS: return op_move_slots(rec);
     case OP_RECUR: return op_recur(rec);
     case OP_GATE: return op_gate(rec);
+    case OP_SHIFT: return op_shift(rec);
     case OP_MAP:  // program, table of input addresses, out
       if (!row_range(rec, &range)) return FAULT_STEP;
       vm_map(at(a[0]), range.step, at(a[1]), at_rw(a[2]), words);

@@ -209,6 +209,21 @@ def _gate(p: Params, adapter: AdapterClass) -> Rule:
     return Rule("gate.wgsl", (("step", "rw", words), ("arena", "rw", words)), workgroup, (1, 1, 1), iterations, values)
 
 
+def _shift(p: Params, adapter: AdapterClass) -> Rule:
+    bucket = p.size("bucket")
+    workgroup = 1 if adapter == "software" else 64
+    words = "array<u32>"
+    iterations = ceil_div(bucket, workgroup) * (bucket + 1)
+    return Rule(
+        "shift.wgsl",
+        (("step", "rw", words), ("arena", "rw", words)),
+        workgroup,
+        (1, 1, 1),
+        iterations,
+        {"bucket": bucket, "workgroup": workgroup},
+    )
+
+
 def _grids(p: Params, adapter: AdapterClass) -> Rule:
     grids = p.get("grids")
     if not isinstance(grids, tuple) or not grids or any(not isinstance(n, int) or not 0 < n <= MAX_GROUPS for grid in grids for n in grid):
@@ -233,6 +248,7 @@ RULES: dict[str, Callable[[Params, AdapterClass], Rule]] = {
     "move_slots": _move_slots,
     "recur": _recur,
     "gate": _gate,
+    "shift": _shift,
     "grids": _grids,
     "repack": _repack,
 }

@@ -11,7 +11,9 @@ from pie_core.device.templates import TEMPLATES
 
 RECORD_WORDS = 16
 # enum Opcode in kernels_wasm/device.h
-OP_EMBED, OP_RMS_NORM, OP_LINEAR, OP_ROPE_APPEND, OP_ATTENTION, OP_MAP, OP_EPILOGUE, OP_MOVE_SLOTS, OP_RECUR, OP_GATE = range(1, 11)
+OP_EMBED, OP_RMS_NORM, OP_LINEAR, OP_ROPE_APPEND, OP_ATTENTION, OP_MAP, OP_EPILOGUE, OP_MOVE_SLOTS, OP_RECUR, OP_GATE, OP_SHIFT = range(
+    1, 12
+)
 FORMATS = {"f32": 0, "f16": 1, "q4_1": 2, "q8_0": 3}
 BLOCK = 32  # columns that share a scale
 GROUP_ROWS = 4  # rows of one group of the device layout
@@ -244,9 +246,18 @@ def _gate(p: Params) -> RecordOf:
     return build
 
 
+def _shift(p: Params) -> RecordOf:
+    bucket = p.number("bucket", most=MAX_BUCKET)
+
+    def build(b: Bindings) -> Record:
+        return record(OP_SHIFT, b, 0, bucket, [b.address("arena"), b.size("arena") // 4])
+
+    return build
+
+
 _TEMPLATES: dict[str, Callable[[Params], RecordOf]] = {
     "embed": _embed, "rms_norm": _rms_norm, "linear": _linear, "rope_append": _rope_append, "attention": _attention,
-    "move_slots": _move_slots, "recur": _recur, "gate": _gate,
+    "move_slots": _move_slots, "recur": _recur, "gate": _gate, "shift": _shift,
 }  # fmt: skip
 
 

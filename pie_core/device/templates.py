@@ -74,6 +74,15 @@ TEMPLATES: dict[str, TemplateInfo] = {
         "shut, and NONE is stored at the `count` offsets in the step buffer that stand from `places` on. When every gate is shut and "
         "step[10], the rows without one, is 0, n_tokens and n_reads become 0. Gates of one step have words and places of their own.",
     ),
+    "shift": TemplateInfo(
+        (("step", "rw"), ("arena", "rw")),
+        ("bucket",),
+        "Moves rows back to where a count on the device lets them be. For every shift of the step's shift table, [total, fresh, cell, "
+        "limit, known, first, early, rows]: arena[total], or 0 when `fresh`, is what was left over so far; unless `cell` is NONE it grows "
+        "by limit - clamp(i32 arena[cell], 0, limit). Then pos of the `rows` rows from `first` on becomes less by it, less `known`; "
+        "that of the first `early` of them by what it was before. A slot that is not NONE becomes that of the new pos. Runs in front "
+        "of `gate`. Shifts of one step have totals and rows of their own, and no cell is the total of another.",
+    ),
     "move_slots": TemplateInfo(
         (("step", "r"), ("k_cache", "rw"), ("v_cache", "rw")),
         ("width", "bucket"),

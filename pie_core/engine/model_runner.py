@@ -11,7 +11,7 @@ from pie_core.device.protocol import LANE_ALIGN, Device, DeviceError, EpilogueSp
 from pie_core.device.templates import template
 from pie_core.engine.page_io import PageIO
 from pie_core.engine.runner import ROW_WORDS, RUN_WORDS, RunnerLimits, StepBatch
-from pie_core.engine.step_buffer import GATE_WORDS, HEADER_WORDS, pack_step
+from pie_core.engine.step_buffer import GATE_WORDS, HEADER_WORDS, SHIFT_WORDS, pack_step
 from pie_core.eta.program import Program
 from pie_core.models.registry import resolve
 from pie_core.poem import trace_model
@@ -44,7 +44,9 @@ class ModelRunner:
         self._mover = SlotMover(device, model.caches, model.cache_widths)
         self._page_io = PageIO(device, model.caches, model.cache_widths)
         gate = device.compile(template("gate", bucket=limits.max_tokens))
-        self._gates = device.compile_plan([Launch(gate, {"step": tables.step, "arena": tables.arena})])
+        shift = device.compile(template("shift", bucket=limits.max_tokens))
+        both = {"step": tables.step, "arena": tables.arena}
+        self._gates, self._shifts = device.compile_plan([Launch(gate, both)]), device.compile_plan([Launch(shift, both)])
 
     @classmethod
     def load(
@@ -86,7 +88,7 @@ class ModelRunner:
         words = HEADER_WORDS + ROW_WORDS * max_tokens + MAX_READS + TABLE_WORDS + MASK_WORDS + 64 + LANE_WORDS
         if slots:
             words += RUN_WORDS * max_tokens
-        words += (GATE_WORDS + 3) * max_tokens  # gates, and what they mask: rows, runs, lanes
+        words += (GATE_WORDS + 3 + SHIFT_WORDS) * max_tokens  # gates, and what they mask: rows, runs, lanes; shifts
         if deterministic:  # each lane is aligned
             words += LANE_ALIGN // 4 * max_tokens
         tables = Tables(device.create_buffer(4 * words, "step"), device.create_buffer(4 * ARENA_WORDS, "arena"))
@@ -121,7 +123,7 @@ class ModelRunner:
         self.epilogue_plan(program)
 
     def submit(self, batch: StepBatch) -> StepRun | TimedRun:
-        """Enqueue one step: one write, gates, the body, the head when something is read, the epilogues, the read-back."""
+        """Enqueue one step: one write, shifts and gates, the body, the head when something is read, the epilogues, the read-back."""
         fixed = self._limits.deterministic
         packed = pack_step(batch, single_lanes=fixed)
         timer = self.timer
@@ -129,8 +131,10 @@ class ModelRunner:
             timer.start()
         device, model = self.device, self.model
         device.write(self.tables.step, 0, packed.data)
-        if batch.gates:
-            self._gates.run()
+        if batch.may_shift:
+            self._shifts.run()
+        if batch.may_cancel:
+            self._gates.run()  # behind the shifts, which would give masked rows a slot
         gated = batch.skippable
         model.body(model.max_tokens if fixed else batch.n_tokens).run(gated=gated)
         if batch.reads:

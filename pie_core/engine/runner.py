@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pie_core.device.protocol import NONE
 from pie_core.eta.program import Program
 
 ROW_WORDS = 8  # u32 words of one token row of the step buffer
@@ -45,12 +46,32 @@ class EpilogueGroup:
     lanes: list[Sequence[int]] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """How far the rows of a pass go back, as only the device knows when the step is packed (see the template "shift").
+
+    Its set committed drafts by counts that the host has not read, and its rows are packed as if all had been kept. Arena word `total`
+    (0 where the shift is `fresh`) says how many were dropped. Unless `cell` is NONE it grows by `limit` less the count in arena word
+    `cell`. Positions go back by the total, less the part `known` to the host; those of the first `early` rows, which are replayed, by
+    the total before. Where the model has recurrent state the pass's run folds so many of these rows as `cell` says.
+    """
+
+    total: int
+    fresh: bool
+    cell: int
+    limit: int
+    known: int
+    early: int
+
+
 @dataclass(slots=True)
 class Gate:
-    """A pass that was scheduled behind a stop nobody knows yet, so that the device decides whether it runs (see the template "gate").
+    """A pass of which the device decides something.
 
-    It runs unless arena word `word` is set, or becomes set because arena word `cell` (NONE: none), the stop cell of the pass before,
-    is not 0. Otherwise it must change nothing: its rows store no K and V, its runs no state, its lane nothing at all.
+    Behind a stop that nobody knows yet, whether it runs (see the template "gate"): it runs unless arena word `word` is set, or becomes
+    set because arena word `cell` (NONE: none), the stop cell of the pass before, is not 0. Otherwise it must change nothing: its rows
+    store no K and V, its runs no state, its lane nothing at all. `word` NONE: it runs anyway.
+    Behind a count that nobody knows yet, where its rows are: `shift`.
     """
 
     word: int
@@ -58,6 +79,7 @@ class Gate:
     rows: range  # token rows of the step
     runs: range  # entries of the recurrence table
     lane: Sequence[int] | None  # in its group's list
+    shift: Shift | None = None
 
 
 @dataclass(slots=True)
@@ -72,7 +94,7 @@ class StepBatch:
         slot to start from, slot to write, rows that may be folded, arena word with their count (see the template "recur").
     reads: token row of each read-out; a pass's read-outs are consecutive.
     results_words: words of the results region that the lanes use, from 0 on.
-    gates: passes that may turn out cancelled; of words, rows and lanes of their own.
+    gates: passes that may turn out cancelled, or whose rows move; of words, rows and lanes of their own.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -87,8 +109,23 @@ class StepBatch:
 
     @property
     def skippable(self) -> bool:
-        """Whether every row has a gate, so that the device may find nothing to do."""
-        return bool(self.gates) and sum(len(gate.rows) for gate in self.gates) == self.n_tokens
+        """Whether every row has a gate that may be shut, so that the device may find nothing to do."""
+        return bool(self.gates) and self.gated_rows == self.n_tokens
+
+    @property
+    def gated_rows(self) -> int:
+        """Token rows of passes that may turn out cancelled."""
+        return sum(len(gate.rows) for gate in self.gates if gate.word != NONE)
+
+    @property
+    def may_cancel(self) -> bool:
+        """Whether a pass of the step may turn out cancelled."""
+        return any(gate.word != NONE for gate in self.gates)
+
+    @property
+    def may_shift(self) -> bool:
+        """Whether rows of the step may move."""
+        return any(gate.shift is not None for gate in self.gates)
 
     @property
     def n_tokens(self) -> int:

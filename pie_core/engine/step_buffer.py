@@ -5,14 +5,16 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from pie_core.device.protocol import LANE_ALIGN
+from pie_core.device.protocol import LANE_ALIGN, NONE
 from pie_core.engine.runner import ROW_WORDS, RUN_WORDS, StepBatch
 from pie_core.eta.program import Program
 
 HEADER_WORDS = 16
 GATE_WORDS = 4
+SHIFT_WORDS = 8
 SLOT_WORD = 3  # of a token row
 WRITE_WORD = 2  # of a run
+CELL_WORD = 4
 LANE_ALIGN_WORDS = LANE_ALIGN // 4
 _ZEROS = bytes(LANE_ALIGN)
 
@@ -40,7 +42,7 @@ def aligned_lane_words(words: int) -> int:
 
 
 def pack_step(batch: StepBatch, *, single_lanes: bool = False) -> PackedStep:
-    """Little-endian words of the whole step: header, token rows, reads, page tables, masks, runs, the lanes of each group, gates.
+    """Little-endian words of the whole step: header, token rows, reads, page tables, masks, runs, the lanes of each group, gates, shifts.
     `single_lanes`: a launch for each lane, aligned like a group."""
     n_tokens, n_reads = batch.n_tokens, len(batch.reads)
     read_off = HEADER_WORDS + ROW_WORDS * n_tokens
@@ -74,6 +76,7 @@ def pack_step(batch: StepBatch, *, single_lanes: bool = False) -> PackedStep:
                 words.extend(lane)
     if batch.gates:
         _pack_gates(words, batch, lane_at)
+        _pack_shifts(words, batch)
     return PackedStep(bytearray(words.tobytes()), groups)
 
 
@@ -82,11 +85,23 @@ def _pack_gates(words: array[int], batch: StepBatch, lane_at: dict[int, int]) ->
     entries: list[int] = []
     runs = words[6]
     for gate in batch.gates:
+        if gate.word == NONE:
+            continue
         first = len(words)
         words.extend(HEADER_WORDS + ROW_WORDS * row + SLOT_WORD for row in gate.rows)
         words.extend(runs + RUN_WORDS * run + WRITE_WORD for run in gate.runs)
         if gate.lane is not None:
             words.append(lane_at[id(gate.lane)])
         entries += (gate.word, gate.cell, first, len(words) - first)
-    words[8:11] = array("I", (len(words), len(batch.gates), batch.n_tokens - sum(len(gate.rows) for gate in batch.gates)))
+    words[8:11] = array("I", (len(words), len(entries) // GATE_WORDS, batch.n_tokens - batch.gated_rows))
     words.extend(entries)
+
+
+def _pack_shifts(words: array[int], batch: StepBatch) -> None:
+    """The shift table, its place and size in the header; runs of passes with a new count fold as many rows as it says."""
+    shifted = [(gate, gate.shift) for gate in batch.gates if gate.shift is not None]
+    words[11:13] = array("I", (len(words), len(shifted)))
+    for gate, shift in shifted:
+        words.extend((shift.total, shift.fresh, shift.cell, shift.limit, shift.known, gate.rows.start, shift.early, len(gate.rows)))
+        for run in gate.runs:
+            words[words[6] + RUN_WORDS * run + CELL_WORD] = shift.cell
