@@ -175,7 +175,7 @@ class Instance(PageOwner):
         """Tell `sink` how many of its tokens came out of the cache, after the passes accepted so far."""
         self.ask(ws, lambda _: sink(ws.cached, None), sink)
 
-    def prewarm(self, ids: Sequence[int], sink: Callable[[Value | None, EngineError | None], None]) -> None:
+    def prewarm(self, ids: Sequence[int], sink: Callable[[int | None, EngineError | None], None]) -> None:
         """Compute and cache the full pages of `ids` that are not cached yet, for whatever of this tenant begins with them later (see
         `reuse.prewarm`); `sink` gets how many of the tokens are cached then. Raises InvalidPass, ContextLengthExceeded, BudgetExceeded."""
         prewarm(self, ids, sink)

@@ -27,7 +27,7 @@ from pie_core.host.wire import rejected, settled, value_json
 _logger = logging.getLogger(__name__)
 
 
-CommitSink = Callable[[Value | None, EngineError | None], None]
+Sink = Callable[[Value | None, EngineError | None], None]
 
 
 class Executor:
@@ -54,7 +54,7 @@ class Executor:
         self._channels: dict[int, Channel] = {}
         self._programs: dict[int, Program] = {}
         self._broken: dict[int, EngineError] = {}  # handles that the engine refused to make
-        self._outputs: dict[int, list[CommitSink]] = {}  # outputs of passes in flight, with the commits that wait for each
+        self._outputs: dict[int, list[Sink]] = {}  # outputs of passes in flight, with the commits that wait for each
         self._fresh: dict[int, tuple[Value | None, EngineError | None]] = {}  # settled outputs that the guest has not heard of
         self._events: list[str] = []
         self._settled: set[int] = set()  # ids of the events that were not taken yet
@@ -171,7 +171,7 @@ class Executor:
 
     def _ws_new(self, p: Payload) -> None:
         try:
-            self._sets[p["ws"]] = self._instance.working_set()
+            self._sets[p["ws"]] = self._instance.working_set(reuse=p["reuse"])
         except EngineError as error:
             self._broken[p["ws"]] = error
 
@@ -185,13 +185,22 @@ class Executor:
     def _ws_drop(self, p: Payload) -> None:
         self._broken.pop(p["ws"], None)
         ws = self._sets.pop(p["ws"], None)
-        if ws is not None:
+        if ws is not None and not self._instance.closed:  # else it is free already
             self._instance.drop(ws)
 
+    def _edit(self, p: Payload, edit: Callable[[WorkingSet], None]) -> None:
+        """Change a set. What refuses it has nobody to tell now and is told by the next use, like why a set could not be made."""
+        ws = self._sets.get(p["ws"])
+        if ws is not None:
+            try:
+                edit(ws)
+            except EngineError as error:
+                ws.fail(error, None)
+
     def _ws_commit(self, p: Payload) -> None:
-        ws, what = self._sets.get(p["ws"]), p["n"]
-        if ws is None:  # refused when it was made, and the next pass on it says why
-            return
+        self._edit(p, partial(self._commit, p["n"]))
+
+    def _commit(self, what: Any, ws: WorkingSet) -> None:
         if not isinstance(what, dict):
             self._instance.commit(ws, what)
             return
@@ -209,12 +218,10 @@ class Executor:
             settle(None, error)
 
     def _ws_discard(self, p: Payload) -> None:
-        if p["ws"] in self._sets:
-            self._instance.discard(self._sets[p["ws"]], p["n"])
+        self._edit(p, lambda ws: self._instance.discard(ws, p["n"]))
 
     def _ws_truncate(self, p: Payload) -> None:
-        if p["ws"] in self._sets:
-            self._instance.truncate(self._sets[p["ws"]], p["n"])
+        self._edit(p, lambda ws: self._instance.truncate(ws, p["n"]))
 
     def _ws_save(self, p: Payload) -> None:
         self._awaited[p["f"]] = "the saved working set"
@@ -231,11 +238,29 @@ class Executor:
             self._sink(p["f"], None, error)
 
     def _ws_length(self, p: Payload) -> None:
-        self._awaited[p["f"]] = "the length of the working set"
+        self._ask(p, "the length of the working set", self._instance.length)
+
+    def _ws_cached(self, p: Payload) -> None:
+        self._ask(p, "the number of cached tokens of the working set", self._instance.cached)
+
+    def _ask(self, p: Payload, what: str, ask: Callable[[WorkingSet, Sink], None]) -> None:
+        self._awaited[p["f"]] = what
         try:
-            self._instance.length(self._set(p["ws"]), partial(self._sink, p["f"]))
+            ask(self._set(p["ws"]), partial(self._sink, p["f"]))
         except EngineError as error:
             self._sink(p["f"], None, error)
+
+    def _prewarm(self, p: Payload) -> None:
+        self._awaited[p["f"]] = "prewarm()"
+
+        def sink(n: int | None, error: EngineError | None) -> None:
+            self._port.settled_passes += 1
+            self._sink(p["f"], n, error)
+
+        try:
+            self._instance.prewarm(p["ids"], sink)
+        except EngineError as error:
+            sink(None, error)
 
     # --- pipelines and channels
 
@@ -276,12 +301,20 @@ class Executor:
         return channel
 
     def _ch_put(self, p: Payload) -> None:
-        if p["ch"] in self._channels:
-            self._instance.put(self._channels[p["ch"]], p["words"])
+        self._write(p, self._instance.put)
 
     def _ch_set(self, p: Payload) -> None:
-        if p["ch"] in self._channels:
-            self._instance.set(self._channels[p["ch"]], p["words"])
+        self._write(p, self._instance.set)
+
+    def _write(self, p: Payload, write: Callable[[Channel, Sequence[int]], None]) -> None:
+        """Write a cell. What refuses it is told by the next use of the channel."""
+        channel = self._channels.get(p["ch"])
+        if channel is not None:
+            try:
+                write(channel, p["words"])
+            except EngineError as error:
+                self._broken[p["ch"]] = error
+                del self._channels[p["ch"]]
 
     def _ch_take(self, p: Payload) -> None:
         self._receive_from(p, True)

@@ -143,7 +143,8 @@ _op("log", "sync", {"level": _one_of("debug", "info", "warning", "error"), "text
 _op("time", "sync", {}, "Wall clock and monotonic clock, seconds.")
 _op("random", "sync", {"n": _whole(0, MAX_RANDOM)}, "Hex of random bytes.")
 
-_op("ws.new", "posted", {"ws": _id}, "A working set.")
+_op("ws.new", "posted", {"ws": _id, "reuse": _flag}, "A working set; without reuse, one that shares no pages with later or earlier ones.",
+    reuse=True)  # fmt: skip
 _op("ws.drop", "posted", {"ws": _id}, "Free it, after the passes submitted so far.")
 _op("ws.fork", "posted", {"ws": _id, "of": _id, "pipe": _maybe(_id), "buffer": _flag}, "A new working set that shares the prefix of `of`.",
     pipe=None, buffer=False)  # fmt: skip
@@ -169,8 +170,10 @@ _op("ch.read", "future", {"ch": _id, "f": _id}, "The next value of a channel, le
 _op("sleep", "future", {"ms": _whole(0, MAX_SLEEP_MS), "f": _id}, "Settles after ms milliseconds.")
 _op("receive", "future", {"f": _id}, "The next value that the client sends.")
 _op("ws.length", "future", {"ws": _id, "f": _id}, "Tokens of a working set, after the passes submitted so far.")
+_op("ws.cached", "future", {"ws": _id, "f": _id}, "How many of its tokens came out of the cache, after the passes submitted so far.")
 _op("ws.save", "future", {"ws": _id, "name": _text(MAX_NAME), "f": _id}, "Keep it under a name, after the passes submitted so far.")
 _op("ws.open", "future", {"ws": _id, "name": _text(MAX_NAME), "f": _id}, "A new working set that is what was saved; its tokens.")
+_op("prewarm", "future", {"ids": _tokens_list, "f": _id}, "Compute and cache the full pages of ids; how many of them are cached then.")
 
 
 def parse(name: str, payload: str) -> Payload:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pie_core.engine.errors import EngineError
 from pie_core.engine.geometry import Geometry, check_shape
-from pie_core.engine.pass_checks import check_reads, check_tokens
+from pie_core.engine.pass_checks import check_ids, check_reads, check_tokens
 from pie_core.engine.runner import RunnerLimits
 from pie_core.engine.saved_sets import check_name
 from pie_core.eta.errors import ProgramError
@@ -268,9 +268,7 @@ class GuestPort:
         if p["pipe"] in self._closed:
             raise Refusal("PipelineClosed", "submit: the pipeline is closed; make a new one")
         table.get("submit", p["pipe"], PipeEntry)
-        in_flight = self._submitted - self.settled_passes
-        if in_flight >= self._budget.outstanding:
-            raise over("passes outstanding", in_flight, self._budget.outstanding, "await some first")
+        self._room_for_a_pass()
         sets = [table.get("submit", key, SetEntry) for key in p["ws"]]
         if not sets or len(set(p["ws"])) != len(sets):
             raise Refusal("InvalidPass", "submit: ws must name at least one working set, each once")
@@ -297,6 +295,11 @@ class GuestPort:
                     held.buffered += count
         self._submitted += 1
         return ""
+
+    def _room_for_a_pass(self) -> None:
+        in_flight = self._submitted - self.settled_passes
+        if in_flight >= self._budget.outstanding:
+            raise over("passes outstanding", in_flight, self._budget.outstanding, "await some first")
 
     def _channel_uses(self, p: Payload, tokens: Any, rows: int) -> list[tuple[ChannelEntry, int]]:
         """(host-written channel, cells taken). Refuses what does not fit the program, and a cell that is not there yet."""
@@ -370,6 +373,17 @@ class GuestPort:
     def _ws_length(self, p: Payload) -> str:
         self.table.get("ws.length", p["ws"], SetEntry)
         return self._future("ws.length", p)
+
+    def _ws_cached(self, p: Payload) -> str:
+        self.table.get("ws.cached", p["ws"], SetEntry)
+        return self._future("ws.cached", p)
+
+    def _prewarm(self, p: Payload) -> str:
+        if p["ids"]:
+            check_ids("prewarm: ids", p["ids"], self._limits.vocab)
+        self._room_for_a_pass()
+        self._submitted += 1
+        return self._future("prewarm", p)
 
     def _ws_save(self, p: Payload) -> str:
         self.table.get("ws.save", p["ws"], SetEntry)

@@ -51,7 +51,7 @@ def test_the_table_is_the_contract() -> None:
         "ws.new ws.drop ws.fork ws.commit ws.discard ws.truncate pipe.new pipe.close pipe.stop_when "
         "ch.new ch.put ch.set program submit send"
     )
-    future = "ch.take ch.read sleep receive ws.length ws.save ws.open"
+    future = "ch.take ch.read sleep receive ws.length ws.cached ws.save ws.open prewarm"
     assert kinds == {"sync": sorted(sync.split()), "posted": sorted(posted.split()), "future": sorted(future.split())}
 
 
@@ -68,6 +68,8 @@ def test_the_table_is_the_contract() -> None:
         ("random", '{"n":true}', "True"),
         ("ws.new", '{"ws":0}', "whole number 1 .."),
         ("ws.new", '{"ws":1.0}', "1.0"),
+        ("ws.new", '{"ws":1,"reuse":0}', "reuse = 0 must be true or false"),
+        ("prewarm", '{"ids":[-1],"f":9}', "must be a list of at most 1048576 whole numbers 0 .. 4294967295"),
         ("log", '{"level":"loud","text":""}', "one of debug"),
         ("submit", '{"pipe":3,"tokens":{"x":1},"ws":[1],"geo":{}}', "tokens"),
         ("encode", "[" * 100_000, "not JSON"),
@@ -112,6 +114,9 @@ def test_payloads_are_validated(op: str, payload: str, words: str) -> None:
         ("ws.commit", {"ws": 1, "n": {"ch": 1, "out": 2}}, "UsageError", "must be a whole number"),
         ("ws.commit", {"ws": 1, "n": [-1]}, "UsageError", "must be a whole number"),
         ("ws.commit", {"ws": 1, "n": [0]}, "InvalidState", "index 0: the buffer of the working set holds at most 0"),
+        ("ws.cached", {"ws": 3, "f": 99}, "UsageError", "a working set is needed"),
+        ("prewarm", {"ids": [0, VOCAB], "f": 99}, "InvalidPass", f"prewarm: ids[1] = {VOCAB} is not a token id"),
+        ("prewarm", {"ids": [0], "f": 1}, "UsageError", "taken by a working set"),
         ("ws.save", {"ws": 1, "name": "../x", "f": 99}, "InvalidState", "cannot be named"),
         ("ws.open", {"ws": 98, "name": "", "f": 99}, "InvalidState", "cannot be named"),
         ("ws.open", {"ws": 98, "name": "x", "f": 98}, "UsageError", "unique"),
@@ -157,6 +162,8 @@ def test_a_program_over_all_read_outs_needs_their_number(reads: list[list[int]],
         (Budget(programs=1), [("program", {"prog": 50, "text": GREEDY.program.text})]),
         (Budget(futures=1), [("sleep", {"ms": 1, "f": 50}), ("sleep", {"ms": 1, "f": 51})]),
         (Budget(outstanding=1), [("submit", SUBMIT), ("submit", SUBMIT | {"outs": [101]})]),
+        (Budget(outstanding=1), [("prewarm", {"ids": [1], "f": 50}), ("submit", SUBMIT)]),
+        (Budget(outstanding=1), [("submit", SUBMIT), ("prewarm", {"ids": [1], "f": 50})]),
         (Budget(unread_bytes=10), [("send", {"value": "12345"}), ("send", {"value": "12345"})]),
         (Budget(output_bytes=10), [("send", {"value": "12345"}), ("send", {"value": "12345"})]),
         (Budget(log_bytes=10), [("log", {"level": "info", "text": "1234567"}), ("log", {"level": "info", "text": "1234567"})]),

@@ -85,7 +85,8 @@ for (const [op, fields, message] of [
   ["ws.new", { ws: 0 }, /^ws.new: ws = 0 must be a whole number 1 \.\. 9007199254740991/],
   ["ws.new", { ws: 1.5 }, /ws = 1.5 must be/],
   ["ws.new", { ws: true }, /ws = true must be/],
-  ["ws.new", { ws: 1, more: 2 }, /^ws.new: unknown field 'more'; known: ws/],
+  ["ws.new", { ws: 1, more: 2 }, /^ws.new: unknown field 'more'; known: ws, reuse/],
+  ["ws.new", { ws: 1, reuse: null }, /^ws.new: reuse = null must be true or false/],
   ["ws.new", '{"ws":1,"__proto__":2}', /unknown field '__proto__'/],
   ["log", { level: "loud", text: "" }, /level = "loud" must be one of debug, info, warning, error/],
   ["chat.role", { role: "x".repeat(65), content: "" }, /text of at most 64 characters/],
@@ -179,6 +180,21 @@ test("tokens of a pass are checked against the working sets and the vocabulary",
   assert.deepEqual(posted, []);
   assert.equal(call("submit", { ...submit(3), tokens: [[9, 0]] }), "", "what was refused has not used its ids");
   assert.equal(call("submit", { ...submit(4), tokens: { ch: 5 } }), "");
+});
+
+test("a prewarm counts as a pass and as a future, and its ids are checked", () => {
+  const { host: made, call, posted } = host({ outstanding: 2, futures: 3 });
+  made.beginRun('{"model":{"vocab":10}}');
+  refused("InvalidPass", /^prewarm: ids\[1\] = 10 is not a token id: whole numbers 0 \.\. 9 are$/)(call("prewarm", { ids: [1, 10], f: 1 }));
+  assert.deepEqual([call("prewarm", { ids: [1, 2], f: 1 }), call("submit", submit(2))], ["", ""]);
+  refused("BudgetExceeded", /passes outstanding: 2/)(call("prewarm", { ids: [], f: 3 }));
+  refused("UsageError", /sleep: id 1 is in use/)(call("sleep", { ms: 1, f: 1 }));
+  made.beginStep("[[1,true,0]]");
+  assert.equal(call("prewarm", { ids: [], f: 3 }), "");
+  made.beginStep("[[2,true,0]]");
+  for (const f of [4, 5]) assert.equal(call("sleep", { ms: 1, f }), "");
+  refused("BudgetExceeded", /futures in flight: 3/)(call("prewarm", { ids: [], f: 6 }));
+  assert.equal(posted.length, 5);
 });
 
 const file = process.env["PIE_TEXT_FIXTURES"];

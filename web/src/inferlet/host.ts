@@ -3,7 +3,7 @@
 import { opMessage } from "../messages.js";
 import { type Limits, LIMITS } from "./limits.js";
 import { characters, type Fields, parse } from "./ops.js";
-import { checkTokens } from "./passes.js";
+import { checkIds, checkTokens } from "./passes.js";
 import { over, Refusal } from "./refusal.js";
 import { TextError, type TextService } from "./text.js";
 
@@ -119,18 +119,27 @@ export class Host {
     }
     if (name === "submit") {
       checkTokens(fields["tokens"], (fields["ws"] as number[]).length, this.#vocab);
-      this.#admitPass(fields["outs"] as number[]);
+      this.#admitPass(name, fields["outs"] as number[]);
+    } else if (name === "prewarm") {
+      checkIds("prewarm: ids", fields["ids"] as number[], this.#vocab);
+      this.#checkFutures();
+      this.#admitPass(name, [fields["f"] as number]); // it is one, too
     } else if (name === "send") this.#admitSend(payload.length);
     else if (isFuture) {
-      if (this.#futures.size >= limits.futures) throw over("futures in flight", this.#futures.size, limits.futures, "await some first");
+      this.#checkFutures();
       this.#futures.set(this.#fresh(name, fields["f"] as number), null);
     }
   }
 
-  #admitPass(outs: readonly number[]): void {
+  #checkFutures(): void {
+    const inFlight = this.#futures.size;
+    if (inFlight >= this.#limits.futures) throw over("futures in flight", inFlight, this.#limits.futures, "await some first");
+  }
+
+  #admitPass(name: string, outs: readonly number[]): void {
     const inFlight = this.#passes + this.#silent;
     if (inFlight >= this.#limits.outstanding) throw over("passes outstanding", inFlight, this.#limits.outstanding, "await some first");
-    for (const id of outs) this.#fresh("submit", id);
+    for (const id of outs) this.#fresh(name, id);
     if (outs.length === 0) {
       this.#silent++;
       return;

@@ -118,7 +118,7 @@ export const OPS: ReadonlyMap<string, Op> = new Map(
     time: op("sync", {}),
     random: op("sync", { n: whole(0, MAX_RANDOM) }),
 
-    "ws.new": op("posted", { ws: id }),
+    "ws.new": op("posted", { ws: id, reuse: flag }, { reuse: true }),
     "ws.drop": op("posted", { ws: id }),
     "ws.fork": op("posted", { ws: id, of: id, pipe: maybe(id), buffer: flag }, { pipe: null, buffer: false }),
     "ws.commit": op("posted", { ws: id, n: commit }),
@@ -164,8 +164,10 @@ export const OPS: ReadonlyMap<string, Op> = new Map(
     sleep: op("future", { ms: whole(0, MAX_SLEEP_MS), f: id }),
     receive: op("future", { f: id }),
     "ws.length": op("future", { ws: id, f: id }),
+    "ws.cached": op("future", { ws: id, f: id }),
     "ws.save": op("future", { ws: id, name: text(MAX_NAME), f: id }),
     "ws.open": op("future", { ws: id, name: text(MAX_NAME), f: id }),
+    prewarm: op("future", { ids: tokenIds, f: id }),
   }),
 );
 

@@ -10,12 +10,17 @@ export function checkTokens(tokens: unknown, sets: number, vocab: number): void 
   lists.forEach((ids, k) => {
     if (!Array.isArray(ids)) throw invalid(`tokens[${k}]: a list of ids is needed`);
     if (ids.length === 0) throw invalid(`tokens[${k}] is empty: a pass needs at least one token for each working set`);
-    const at = ids.findIndex((id) => !Number.isInteger(id) || id < 0 || id >= vocab);
-    if (at >= 0) {
-      const value = (JSON.stringify(ids[at]) ?? "").slice(0, 80);
-      throw invalid(`tokens[${k}][${at}] = ${value} is not a token id: whole numbers 0 .. ${vocab - 1} are`);
-    }
+    checkIds(`tokens[${k}]`, ids, vocab);
   });
+}
+
+/** Throws Refusal (InvalidPass) for the first of `ids` that is no token id, as `field[i]`. */
+export function checkIds(field: string, ids: readonly unknown[], vocab: number): void {
+  const at = ids.findIndex((id) => typeof id !== "number" || !Number.isInteger(id) || id < 0 || id >= vocab);
+  if (at >= 0) {
+    const value = (JSON.stringify(ids[at]) ?? "").slice(0, 80);
+    throw invalid(`${field}[${at}] = ${value} is not a token id: whole numbers 0 .. ${vocab - 1} are`);
+  }
 }
 
 function invalid(message: string): Refusal {
