@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +45,9 @@ class _Flight:
 
     step: Step
     submitted: float
-    task: asyncio.Task[bytes | bytearray | memoryview]
+    results: asyncio.Future[bytes | bytearray | memoryview]
     handle: StepHandle
+    tokens: int  # rows, guessed ones included
     rows: tuple[int, int]  # decode, prefill
     fed: bool  # whether every pass took its tokens from the device
     waited: float
@@ -98,8 +99,9 @@ class Engine:
         self._linger = Linger(self.metrics)
         self._flights: deque[_Flight] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._wake: asyncio.Future[None] | None = None
+        self._over: asyncio.Future[None] | None = None  # of the step loop, once it was started
+        self._turning = False  # a turn of it is on its way
+        self._timer: asyncio.TimerHandle | None = None  # ends the linger
         self._dirty = False  # something happened since the last fill
         self._wait = 0.0  # seconds of linger that the last fill found
         self._stopping = False
@@ -112,17 +114,18 @@ class Engine:
 
     def start(self) -> None:
         """Begin the step loop on the running event loop. Raises RuntimeError when it was started before."""
-        if self._task is not None:
+        if self._over is not None:
             raise RuntimeError("the engine was started before; make a new one")
         self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(self._run(), name="engine")
+        self._over = self._loop.create_future()
+        self._look_soon()
 
     async def stop(self) -> None:
         """End the loop after the steps in flight, and close every instance. Twice is harmless."""
         self._stopping = True
         self.poke()
-        if self._task is not None:
-            await self._task
+        if self._over is not None:
+            await self._over
         cause = self.lost or EngineStopped("the engine was stopped")
         self._end(cause)
         await self.saved.close(cause)
@@ -197,11 +200,10 @@ class Engine:
     # --- called by instances and pipelines
 
     def poke(self) -> None:
-        """Something changed: the loop looks again."""
+        """Something changed: the loop looks again, once everything that is ready now has had its turn."""
         self._dirty = True
-        wake = self._wake
-        if wake is not None and not wake.done():
-            wake.set_result(None)
+        if not self._turning:
+            self._look_soon()
 
     def returned(self, pipe: Pipeline) -> None:
         """`pipe` submitted something."""
@@ -247,27 +249,51 @@ class Engine:
 
     # --- the step loop
 
-    async def _run(self) -> None:
+    def _look_soon(self) -> None:
+        if self._loop is not None and self._over is not None:
+            self._turning = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Settle what was read and submit what can be, until something has to happen first. Callbacks instead of a task: a task's waits
+        would double what a step costs the host's event loop."""
+        self._turning = False
+        assert self._loop is not None and self._over is not None
+        if self._over.done():
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        flights = self._flights
         try:
-            while not (self._stopping and not self._flights):
-                if self._flights and self._flights[0].task.done():
-                    self._settle(self._flights.popleft())
-                    if self._flights and self._dirty and not self._stopping and self._deep():
+            while flights or not self._stopping:
+                if flights and flights[0].results.done():
+                    self._settle(flights.popleft())
+                    if flights and self._dirty and not self._stopping and self._deep():
                         self._fill()  # before more is settled: the device goes on meanwhile
                     continue
                 if not self._stopping and self._dirty and self._fill():
                     continue
-                await self._sleep()
+                if self._wait > 0:  # asking again then might find the linger over, with nobody to go on
+                    self._timer = self._loop.call_later(self._wait, self._rung)
+                return
         except Exception as error:
             # a fault of the engine itself: nothing may wait for ever on a loop that is gone
             _logger.exception("the step loop failed")
             lost = EngineLost(f"the engine failed: {type(error).__name__}: {error}")
             self._lose(lost)
-            for flight in self._flights:
-                flight.task.cancel()
+            for flight in flights:
+                flight.results.cancel()
                 for work in flight.step.passes:
                     work.abandon(lost)  # those that their pipeline has let go of already
-            self._flights.clear()
+            flights.clear()
+        self._over.set_result(None)
+
+    def _rung(self) -> None:
+        self._timer = None
+        self._dirty = True
+        if not self._turning:
+            self._turn()
 
     def _fill(self) -> bool:
         """Submit a step if there is work and this is the moment. False: nothing to do until something happens."""
@@ -348,34 +374,32 @@ class Engine:
             return
         for work in step.passes:
             work.release_cells()
-        assert self._loop is not None
-        results: Coroutine[Any, Any, bytes | bytearray | memoryview] = handle.results()
-        task = self._loop.create_task(results)
-        task.add_done_callback(self._landed)
-        pool = self.pool
-        pages = (pool.used, pool.shared, pool.idle, pool.free)
+        results = asyncio.ensure_future(handle.results())
+        results.add_done_callback(self._landed)
+        free = self.pool.free
+        pages = (self.pool.total - free, self.pool.shared, self.pool.idle, free)
         prefill = step.n_tokens - step.decode_tokens
-        rows = (step.batch.n_tokens - prefill, prefill)
+        tokens = step.batch.n_tokens
         fed = not step.guesses and all(work.embed is not None for work in step.touched)
-        self._flights.append(_Flight(step, now, task, handle, rows, fed, longest, pages))
+        self._flights.append(_Flight(step, now, results, handle, tokens, (tokens - prefill, prefill), fed, longest, pages))
         self._dirty = True  # maybe the next step can go right behind it
 
     def _prefill_rows(self, decode: int) -> int:
         """Rows of prefill for a step that holds `decode` rows already."""
         return self.pace.prefill_rows(decode, self.streams.count(self.now()))
 
-    def _landed(self, _: asyncio.Task[Any]) -> None:
+    def _landed(self, _: asyncio.Future[Any]) -> None:
         self.poke()
 
     def _settle(self, flight: _Flight) -> None:
         step = flight.step
         metrics = self.metrics
-        error = flight.task.exception()
+        error = flight.results.exception()
         if error is not None:
             self._record(flight, self.now(), failed=True)
             self._fail(step, error)
             return
-        results = memoryview(flight.task.result())
+        results = memoryview(flight.results.result())
         try:
             publish_pages(step, results)
             settle_passes(step.passes, results, metrics)
@@ -471,18 +495,6 @@ class Engine:
                 held=owner.pages,
             )
         )
-
-    async def _sleep(self) -> None:
-        """Until poked; also until the linger is over that the last fill found (asking again might find it over, with nobody to go on)."""
-        assert self._loop is not None
-        self._wake = self._loop.create_future()
-        timer = self._loop.call_later(self._wait, self.poke) if self._wait > 0 else None
-        try:
-            await self._wake
-        finally:
-            self._wake = None
-            if timer is not None:
-                timer.cancel()
 
     def _lose(self, cause: EngineLost) -> None:
         self.lost = cause

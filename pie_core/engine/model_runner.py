@@ -198,9 +198,10 @@ class StepRun:
     def __init__(self, read: Awaitable[bytes]) -> None:
         self._read = read
 
-    async def results(self) -> bytes:
-        """The step's results region (u32 words, little endian). Raises DeviceError."""
-        return await self._read
+    def results(self) -> Awaitable[bytes]:
+        """The step's results region (u32 words, little endian), the device's own future where it has one: a coroutine around it would be
+        a task more for the engine. Awaiting raises DeviceError."""
+        return self._read
 
     def times(self) -> Times | None:
         """None: nobody measures."""

@@ -136,7 +136,7 @@ class StepBatch:
 class StepHandle(Protocol):
     """A step that was enqueued."""
 
-    async def results(self) -> bytes | bytearray | memoryview:
+    def results(self) -> Awaitable[bytes | bytearray | memoryview]:
         """The first `results_words` u32 words (little endian) of this step's results region, once the step has run.
         Awaited at most once, also when `results_words` is 0. Raises DeviceError when the step did not run as asked."""
         ...
