@@ -113,7 +113,7 @@ class ScriptedHost:
     def op_ws_length(self, f: dict[str, Any]) -> None:
         self._events.append([f["f"], True, 7])
 
-    op_ws_save = op_ws_length
+    op_ws_save = op_ws_cached = op_prewarm = op_ws_length
 
     def op_ws_open(self, f: dict[str, Any]) -> None:
         self._events.append([f["f"], False, self.open_error] if self.open_error else [f["f"], True, 7])

@@ -302,4 +302,5 @@ class Pipeline:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "_closed"):  # not where it was called with arguments that it does not have
+            self.close()

@@ -6,6 +6,8 @@ import asyncio
 import io
 from typing import Any
 
+from pie_core.eta import Tensor
+
 from . import _host
 from ._mailbox import Mailbox
 from ._values import MAX_NESTING, _short, json_fault, nested_over
@@ -36,7 +38,9 @@ async def receive() -> Any:
 
 
 def log(*values: Any, level: str = "info") -> None:
-    """Write a log line; `level` is one of debug, info, warning, error."""
+    """Write a log line; `level` is one of debug, info, warning, error. (The logarithm of a tensor is `eta.log`.)"""
+    if len(values) == 1 and isinstance(values[0], Tensor):
+        raise UsageError("log: this one writes a log line; the logarithm of a tensor is eta.log(x) after `from inferlet import eta`")
     if level not in LEVELS:
         raise UsageError(f"log: level is {level!r}; use one of {', '.join(LEVELS)}")
     _write(level, " ".join(str(v) for v in values))

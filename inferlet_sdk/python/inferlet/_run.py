@@ -210,6 +210,8 @@ def describe(error: BaseException) -> dict[str, Any]:
         message = _text(error)
     if isinstance(error, ModuleNotFoundError):
         message += "; only `inferlet` and the standard library's modules that need no operating system are there"
+    if isinstance(error, NameError) and error.name == "log":  # which a star import of eta does not bring
+        message += "; eta.log(x) after `from inferlet import eta` is the logarithm, `from inferlet import log` writes a log line"
     frame = None
     for frame, lineno in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_filename == _file:

@@ -108,14 +108,21 @@ BUFFERED = StateGeometry("buffered", None, 0)
 
 
 class WorkingSet:
-    """One sequence's state inside the model: a frozen prefix and a writable buffer. Freed when the object goes away, or by `drop()`."""
+    """One sequence's state inside the model: a frozen prefix and a writable buffer. Freed when the object goes away, or by `drop()`.
+
+    What earlier passes of the same user computed for the same first tokens is not computed again, where it is still cached. A set made
+    with `reuse=False`, and its forks, neither takes anything from that cache nor leaves anything in it.
+    """
 
     __slots__ = ("__weakref__", "_dropped", "id")
 
-    def __init__(self) -> None:
+    def __init__(self, *, reuse: bool = True) -> None:
         self._dropped = True
+        if not isinstance(reuse, bool):
+            raise UsageError(f"WorkingSet: reuse is {_short(reuse)}; use True or False")
         self.id = _host.new_id()
-        _host.call("ws.new", f'{{"ws":{self.id}}}')
+        more = "" if reuse else ',"reuse":false'
+        _host.call("ws.new", f'{{"ws":{self.id}{more}}}')
         self._dropped = False
 
     def fork(self, pipe: Any = None, *, buffer: bool = False) -> WorkingSet:
@@ -212,6 +219,14 @@ class WorkingSet:
         n: int = await HostFuture(fid)
         return n
 
+    async def cached(self) -> int:
+        """How many of its tokens came out of the cache instead of being computed, after what was submitted so far."""
+        self._check("WorkingSet.cached")
+        fid = _host.new_id()
+        _host.call("ws.cached", f'{{"ws":{self.id},"f":{fid}}}')
+        n: int = await HostFuture(fid)
+        return n
+
     def drop(self) -> None:
         """Free the state now; passes already submitted still run."""
         if not self._dropped:
@@ -227,7 +242,8 @@ class WorkingSet:
             raise UsageError(f"{what}: this working set was dropped; fork it before dropping, or keep it")
 
     def __del__(self) -> None:
-        self.drop()
+        if hasattr(self, "_dropped"):  # not where it was called with arguments that it does not have
+            self.drop()
 
 
 def _name(field: str, name: Any) -> str:

@@ -1,6 +1,6 @@
 """Forward passes and tensor programs: `from inferlet.eta import ForwardPass, Pipeline, StateGeometry, WorkingSet, intrinsics, ...`.
 
-The functions for epilogues come from eta's tables; `help(inferlet.eta.softmax)` shows each one's line.
+The functions for epilogues come from eta's tables; `help(inferlet.eta.softmax)` shows each one's line. A star import brings all but `log`.
 """
 
 from typing import Any
@@ -13,9 +13,10 @@ from ._state import StateGeometry, WorkingSet
 
 globals().update(FUNCTIONS)
 
+# A star import leaves out `log`, the logarithm, which would hide `inferlet.log`, which writes a line: there it is `eta.log(x)`.
 __all__ = [  # noqa: PLE0604  the functions are listed by eta's tables
     "Channel", "EtaError", "ForwardPass", "Output", "Outputs", "Pipeline", "ProgramError", "StateGeometry", "Tensor", "TraceError",
-    "WorkingSet", "intrinsics", *FUNCTIONS,
+    "WorkingSet", "intrinsics", *(name for name in FUNCTIONS if name != "log"),
 ]  # fmt: skip
 
 

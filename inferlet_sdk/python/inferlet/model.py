@@ -1,4 +1,4 @@
-"""The served model: its facts and its tokenizer."""
+"""The served model: its facts, its tokenizer, and what it computes ahead."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, overload
 
 from . import _host
+from ._loop import HostFuture
 from ._values import _short, check_int, check_tokens
 from .errors import UsageError
 
@@ -42,6 +43,17 @@ def token_bytes(ids: Sequence[int] | int) -> list[bytes] | bytes:
     single = type(ids) is int
     cells = _host.call_with("bytes", ids=check_tokens("model.token_bytes: ids", [check_int("id", ids, 0)] if single else ids))
     return bytes.fromhex(cells[0]) if single else [bytes.fromhex(c) for c in cells]
+
+
+async def prewarm(ids: Sequence[int]) -> int:
+    """Compute `ids` ahead, as the first tokens of whatever comes: a working set of the same user that begins with them, in this inferlet
+    or a later one, goes on from there. How many of them are cached now: those of full pages (`page_tokens`), 0 for less than one and
+    for models with recurrent state. They stay until others need the room. Raises InvalidPass, ContextLengthExceeded, OutOfPages,
+    BudgetExceeded."""
+    fid = _host.new_id()
+    _host.call("prewarm", f'{{"ids":{check_tokens("model.prewarm: ids", ids)},"f":{fid}}}')
+    n: int = await HostFuture(fid)
+    return n
 
 
 def _configure(facts: dict[str, Any]) -> None:
