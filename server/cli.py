@@ -97,6 +97,14 @@ def serve(
     timeline: Annotated[
         bool | None, typer.Option("--timeline", help="Answer GET /debug/timeline: what the last steps held (default False).")
     ] = None,
+    prewarm: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="JSON file of chat messages, such as a system prompt; requests that begin with them find that part computed, whatever "
+            "their key; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     max_concurrent: Annotated[int | None, typer.Option(help="Requests at one time; more get 429 (default 64).", show_default=False)] = None,
     max_body_mb: Annotated[float | None, typer.Option(help="Largest request body in MB (default 8).", show_default=False)] = None,
     shutdown_s: Annotated[
@@ -120,7 +128,7 @@ def serve(
     settings = load_settings(
         host=host, port=port, model=model, device=device, poem=poem, kv_pool_mb=kv_pool_mb, max_concurrent=max_concurrent,
         max_body_mb=max_body_mb, shutdown_s=shutdown_s, allowed_hosts=allowed_host or None, cors_origins=cors_origin or None,
-        log_format=log_format, deterministic=deterministic, timeline=timeline,
+        log_format=log_format, deterministic=deterministic, timeline=timeline, prewarm=prewarm or None,
     )  # fmt: skip
     configure(settings.log_format)
     service = Service.from_settings(settings)
@@ -144,6 +152,8 @@ def _print_ready(url: str, service: Service) -> None:
     print(f"Pie serves {service.card.name} on {url}")
     print(f"device: {service.device_text}")
     print(f"KV cache: {service.pool_text}")
+    if service.prewarm_text:
+        print(f"prewarmed: {service.prewarm_text}")
     print("try:")
     print(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
     print(f'  {command} run inferlet_sdk/examples/hello.py --prompt "The capital of France is"')

@@ -1,4 +1,4 @@
-"""The input of `pie run`: a JSON file, then `--key value` pairs over it."""
+"""The input of `pie run`: a JSON file, then `--key value` pairs over it; and JSON files of other commands."""
 
 from __future__ import annotations
 
@@ -106,16 +106,24 @@ def text_hint(args: Sequence[str], kind: str, message: str) -> str | None:
 def read_input_file(path: str) -> dict[str, Any]:
     """The JSON object in the file, or on standard input for "-". Raises UserError."""
     what = "standard input" if path == "-" else f"the input file {path}"
-    text = _decode(what, _from_stdin() if path == "-" else _from_file(path, "the input file", INPUT_BYTES))
+    value = _json(what, _from_stdin()) if path == "-" else read_json_file(path, "the input file", INPUT_BYTES)
+    if not isinstance(value, dict):
+        raise UserError(f"{what} must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def read_json_file(path: str, what: str, limit: int) -> Any:
+    """The JSON value in a file or pipe of at most `limit` bytes, which errors call `what`. Raises UserError."""
+    return _json(f"{what} {path}", _from_file(path, what, limit))
+
+
+def _json(what: str, data: bytes) -> Any:
     try:
-        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+        return json.loads(_decode(what, data), parse_constant=_no_constant, parse_float=_finite)
     except _TooLarge as error:
         raise UserError(f"{what} holds {error}, which is too large for a number") from None
     except (ValueError, RecursionError) as err:
         raise UserError(f"{what} is not JSON: {err}") from err
-    if not isinstance(value, dict):
-        raise UserError(f"{what} must hold a JSON object, not {type(value).__name__}")
-    return value
 
 
 def read_source(path: str) -> str:

@@ -27,6 +27,10 @@ class Settings(BaseSettings):
     deterministic: bool = Field(False, description="the same request with the same seed gives the same tokens alone and in any batch")
     timeline: bool = Field(False, description="answer GET /debug/timeline with what the last steps held")
 
+    prewarm: Annotated[list[Path], NoDecode] = Field(
+        default_factory=list,
+        description="JSON files of chat messages, beginnings of conversations that are computed before the server is ready",
+    )
     page: Path | None = Field(None, description="folder of the page's files; None is the one built for the present sources")
 
     max_body_mb: float = Field(8.0, gt=0, le=1024, description="largest request body in MB (2^20 bytes)")
@@ -39,7 +43,7 @@ class Settings(BaseSettings):
     cors_origins: Annotated[list[str], NoDecode] = Field(default_factory=list, description='origins of web pages that may call; "*" is any')
     log_format: Literal["json", "text"] = "text"
 
-    @field_validator("allowed_hosts", "cors_origins", mode="before")
+    @field_validator("allowed_hosts", "cors_origins", "prewarm", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value

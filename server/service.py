@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,8 +21,20 @@ from pie_server import memory
 from pie_server.api.backend import InferletError, ModelCard, OnMessage, Progress, Status
 from pie_server.config import DeviceName, Settings
 from pie_server.errors import UserError, one_sentence
-from pie_server.loading import USER_ERRORS, Source, describe, device_facts, load_runner, load_text, open_device, open_source, set_store
+from pie_server.loading import (
+    USER_ERRORS,
+    Source,
+    Text,
+    describe,
+    device_facts,
+    load_runner,
+    load_text,
+    open_device,
+    open_source,
+    set_store,
+)
 from pie_server.logs import log, where
+from pie_server.prewarm import Opening, opening, read_messages
 from pie_server.sandbox import Sandbox
 from pie_server.threads import in_thread
 
@@ -58,9 +70,13 @@ class Service:
         *,
         deterministic: bool = False,
         timed: bool = False,
+        openings: Sequence[Opening] = (),
+        text: Text | None = None,
     ) -> None:
         self._source, self._wanted, self._kv_pool_mb, self._on_progress = source, device, kv_pool_mb, on_progress
         self._deterministic, self._timed = deterministic, timed
+        self._openings, self._prewarmed = openings, 0
+        self._text = text  # where somebody needed it before `load`
         self._status = Status("loading", Progress("starting"))
         created = int(source.path.stat().st_mtime)
         self._card = ModelCard(source.name, created, source.architecture, source.context, source.path)
@@ -73,8 +89,18 @@ class Service:
     @classmethod
     def from_settings(cls, settings: Settings, on_progress: OnProgress | None = None) -> Service:
         """The service that `settings` describe, not yet loaded. Raises UserError and USER_ERRORS for what can be known at once."""
+        beginnings = [(file, read_messages(file)) for file in settings.prewarm]
         source = open_source(settings.model, settings.poem)
-        return cls(source, settings.device, settings.kv_pool_mb, on_progress, deterministic=settings.deterministic, timed=settings.timeline)
+        try:
+            text = load_text(source.checkpoint) if beginnings else None
+            openings = [opening(file, messages, text.chat, source.context) for file, messages in beginnings] if text is not None else []
+        except BaseException:
+            source.checkpoint.close()
+            raise
+        return cls(
+            source, settings.device, settings.kv_pool_mb, on_progress, deterministic=settings.deterministic, timed=settings.timeline,
+            openings=openings, text=text,
+        )  # fmt: skip
 
     @property
     def status(self) -> Status:
@@ -97,6 +123,12 @@ class Service:
         if self._engine is None:
             return "none"
         return f"{self._kv_pool_mb} MB, {self._engine.pool.total * PAGE_TOKENS:,} tokens of all requests together"
+
+    @property
+    def prewarm_text(self) -> str:
+        """What was computed ahead, for people; "" where nothing was asked for."""
+        files = len(self._openings)
+        return f"{self._prewarmed:,} tokens of {files} file{'s' * (files > 1)}" if files else ""
 
     def stats(self) -> Mapping[str, float]:
         """The engine's counters, and its pages; empty while loading."""
@@ -144,7 +176,7 @@ class Service:
         loads = (
             asyncio.create_task(self._load_runner()),
             asyncio.create_task(self._load_sandbox()),
-            asyncio.create_task(in_thread(load_text, self._source.checkpoint)),
+            asyncio.create_task(self._load_text()),
             asyncio.create_task(in_thread(set_store, self._source)),
         )
         try:
@@ -160,8 +192,24 @@ class Service:
         self._engine = Engine(runner, sets=sets)
         self._engine.start()
         await in_thread(sandbox.warm)
+        await self._prewarm(self._engine)
         self._source.checkpoint.release()
         await in_thread(memory.give_back)
+
+    async def _load_text(self) -> Text:
+        return self._text if self._text is not None else await in_thread(load_text, self._source.checkpoint)
+
+    async def _prewarm(self, engine: Engine) -> None:
+        """Compute the openings. They are the operator's own words, not those of one tenant, so that all find them computed."""
+        for done, start in enumerate(self._openings):
+            self._progress("prewarm", f"computing {start.file.name} ahead", done, len(self._openings))
+            try:
+                tokens = await engine.prewarm(start.ids, None)
+            except EngineError as err:
+                raise UserError(f"the --prewarm file {start.file}: {self._with_fix(err.type_name, err.message)}") from None
+            log("prewarmed", file=start.file.name, tokens=tokens)
+            self._prewarmed += tokens
+        self._progress("prewarm", None)
 
     async def _load_runner(self) -> ModelRunner:
         loop = asyncio.get_running_loop()
@@ -215,17 +263,17 @@ class Service:
                     await on_message(message)
             return await running
         except InferletFailed as err:
-            raise InferletError(err.type, self._with_fix(err), err.file, err.line, err.traceback) from err
+            raise InferletError(err.type, self._with_fix(err.type, err.message), err.file, err.line, err.traceback) from err
         finally:
             await _end(running)
             process.close()  # a task that is cancelled before its first step never gets to its own clean-up
             guest.close()
 
-    def _with_fix(self, error: InferletFailed) -> str:
+    def _with_fix(self, kind: str, message: str) -> str:
         """The message, with the flag that would help: the engine knows of pages, only this server of flags."""
-        if error.type != OutOfPages.type_name:
-            return error.message
-        return f"{error.message}; the KV cache has {self._kv_pool_mb} MB, a larger --kv-pool-mb makes room"
+        if kind != OutOfPages.type_name:
+            return message
+        return f"{message}; the KV cache has {self._kv_pool_mb} MB, a larger --kv-pool-mb makes room"
 
     async def close(self) -> None:
         """End running inferlets and free the device. May be called at any time, and twice."""

@@ -271,7 +271,7 @@ async def main(input: dict) -> dict:
     reply = Reply({"id": input["id"], "created": input["created"], "model": input["model"]}, request)
     choices = [Choice(i, reply, request["stop"], limit, logprobs=request["logprobs"]) for i in range(request["n"])]
 
-    ws, pipes = WorkingSet(), [Pipeline() for _ in choices]
+    ws, pipes = WorkingSet(reuse=request["cache_prompt"]), [Pipeline() for _ in choices]
     tokens = prompt
     if len(choices) > 1 and len(prompt) > 1:  # compute the prompt once; each choice adds its last token, whose logits it samples
         prefill = ForwardPass()
@@ -281,11 +281,12 @@ async def main(input: dict) -> dict:
         tokens = prompt[-1:]
     sets = [ws, *(ws.fork(pipes[0]) for _ in choices[1:])]
     try:
-        await asyncio.gather(
+        *_, cached = await asyncio.gather(
             *(
                 generate(choice, ws, pipe, tokens, Sampler(request, key_of(request["seed"], choice.index), limit))
                 for choice, ws, pipe in zip(choices, sets, pipes, strict=True)
-            )
+            ),
+            ws.cached(),  # the last to begin: by then every choice has submitted its first pass
         )
     except ContextLengthExceeded as error:
         return refusal(str(error))
@@ -293,7 +294,12 @@ async def main(input: dict) -> dict:
         return {"status": 503, "error": {"message": str(error), "type": "server_error", "param": None, "code": "kv_cache_full"}}
 
     generated = sum(choice.tokens for choice in choices)
-    usage = {"prompt_tokens": len(prompt), "completion_tokens": generated, "total_tokens": len(prompt) + generated}
+    usage = {
+        "prompt_tokens": len(prompt),
+        "completion_tokens": generated,
+        "total_tokens": len(prompt) + generated,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
     if reply.stream:
         reply.end(usage)
         return {"body": None, "usage": usage}

@@ -111,6 +111,7 @@ async def run_api(request: web.Request, source: str, name: str, payload: Mapping
     if isinstance(usage, dict):
         request.app[METRICS].usage(usage)
         request[LOG_FIELDS].update({key: usage[key] for key in ("prompt_tokens", "completion_tokens") if key in usage})
+        request[LOG_FIELDS].update(usage.get("prompt_tokens_details", {}))
     if not stream:
         return web.json_response(result["body"], dumps=_dumps)
     await events.send("[DONE]")

@@ -154,7 +154,8 @@ def _message(value: Any, where: str) -> dict[str, str]:
     return {"role": "system" if role == "developer" else role, "content": _content(value["content"], f"{where}.content")}
 
 
-def _messages(value: Any) -> list[dict[str, str]]:
+def parse_messages(value: Any) -> list[dict[str, str]]:
+    """The messages as [{role, content}] with plain string contents. Raises ApiError 400 naming the field."""
     if value is None:
         raise _bad("messages", "messages is missing; give a list with at least one message")
     if not isinstance(value, list):
@@ -228,7 +229,7 @@ def _top_logprobs(body: Mapping[str, Any], logprobs: bool) -> int:
 
 _READ = {
     "messages", "model", "temperature", "seed", "max_tokens", "max_completion_tokens", "stop", "n", "stream", "stream_options",
-    "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs",
+    "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs", "cache_prompt",
 }  # fmt: skip
 
 
@@ -258,7 +259,7 @@ def parse_chat_request(body: Any) -> dict[str, Any]:
     """The checked request as the inferlet takes it: messages [{role, content}] with plain string contents, model (str or
     None), temperature (float, 0 is greedy), top_p, min_p (floats), top_k (int or None), frequency_penalty, presence_penalty (floats),
     logit_bias ([[id, float]]), logprobs (bool), top_logprobs (int), seed (int or None), max_tokens (int or None), stop ([str]), n,
-    stream, include_usage. Raises ApiError 400 naming the field."""
+    stream, include_usage, cache_prompt (bool). Raises ApiError 400 naming the field."""
     if not isinstance(body, dict):
         raise ApiError(400, f"the request body must be a JSON object, got {show(body)}")
     _check_names(body)
@@ -269,7 +270,7 @@ def parse_chat_request(body: Any) -> dict[str, Any]:
     model = body.get("model")
     logprobs = _optional(body, "logprobs", _boolean, False)
     return {
-        "messages": _messages(body.get("messages")),
+        "messages": parse_messages(body.get("messages")),
         "model": None if model is None else _text(model, "model"),
         "temperature": _optional(body, "temperature", lambda v, p: _number(v, p, 0.0, 2.0), 1.0),
         "top_p": _optional(body, "top_p", lambda v, p: _number(v, p, 0.0, 1.0), 1.0),
@@ -286,4 +287,5 @@ def parse_chat_request(body: Any) -> dict[str, Any]:
         "n": _optional(body, "n", lambda v, p: _integer(v, p, 1, MAX_N), 1),
         "stream": stream,
         "include_usage": _stream_options(body.get("stream_options"), stream),
+        "cache_prompt": _optional(body, "cache_prompt", _boolean, True),
     }

@@ -72,6 +72,7 @@ def test_the_stream_says_the_same_in_the_right_shape(live: LiveServer) -> None:
 
 
 def test_usage_comes_in_a_chunk_of_its_own_when_asked_for(live: LiveServer) -> None:
+    ask(live)  # so that both find the same in the cache
     chunks = ask_stream(live, stream_options={"include_usage": True})
     *others, last = chunks
     assert last.choices == []
@@ -204,6 +205,38 @@ def test_prompts_are_shared_between_requests_of_one_key_only(tiny: LiveServer) -
     assert reused("key one") == 0
     assert reused("key one") >= 64
     assert reused("key two") == 0
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_tells_what_came_out_of_the_cache(tiny: LiveServer, n: int, stream: bool) -> None:
+    prompt = [{"role": "user", "content": f"a prompt of its own for {n} answers, {'streamed' if stream else 'whole'} " * 6}]
+
+    def cached(key: str, **fields: Any) -> int:
+        with openai.OpenAI(base_url=f"{tiny.url}/v1", api_key=key, max_retries=0) as client:
+            body = {"model": tiny.model, "messages": prompt, "max_tokens": 4, "n": n, **fields}
+            if stream:
+                *_, last = client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **body)
+                usage = last.usage
+            else:
+                usage = client.chat.completions.create(**body).usage
+        assert usage.prompt_tokens > 100
+        return int(usage.prompt_tokens_details.cached_tokens)
+
+    out = {"extra_body": {"cache_prompt": False}}
+    assert cached("who stays out", **out) == 0
+    assert cached("who stays out") == 0, "nothing was left in the cache"
+    full = cached("who stays out")
+    assert full >= 96 and full % 16 == 0
+    assert cached("who stays out", **out) == 0
+    assert cached("somebody else") == 0
+    assert cached("somebody else", extra_body={"cache_prompt": True}) == full
+
+
+def test_cache_prompt_of_another_type_is_refused_by_name(tiny: LiveServer) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(tiny, extra_body={"cache_prompt": "no"})
+    assert caught.value.param == "cache_prompt" and 'cache_prompt must be true or false, got "no"' in caught.value.message
 
 
 def test_a_client_that_leaves_frees_its_pages(tiny: LiveServer) -> None:

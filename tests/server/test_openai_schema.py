@@ -19,7 +19,7 @@ def parse(**fields: Any) -> dict[str, Any]:
 def test_defaults() -> None:
     assert parse() == {
         "messages": USER, "model": None, "temperature": 1.0, "seed": None, "max_tokens": None,
-        "stop": [], "n": 1, "stream": False, "include_usage": False, "top_p": 1.0, "top_k": None, "min_p": 0.0,
+        "stop": [], "n": 1, "stream": False, "include_usage": False, "cache_prompt": True, "top_p": 1.0, "top_k": None, "min_p": 0.0,
         "frequency_penalty": 0.0, "presence_penalty": 0.0, "logit_bias": [], "logprobs": False, "top_logprobs": 0,
     }  # fmt: skip
 
@@ -41,6 +41,8 @@ def test_defaults() -> None:
         ({"n": 8}, "n", 8),
         ({"seed": -1}, "seed", -1),
         ({"seed": 2**63}, "seed", 2**63),
+        ({"cache_prompt": False}, "cache_prompt", False),
+        ({"cache_prompt": None}, "cache_prompt", True),
         ({"stream": True, "stream_options": {"include_usage": True}}, "include_usage", True),
         ({"stream": True, "stream_options": {}}, "include_usage", False),
         ({"stream": True, "stream_options": None}, "include_usage", False),
@@ -141,6 +143,8 @@ def test_messages(messages: list[Any], content: str) -> None:
         ({"stop": "x" * 2000}, "stop"),
         ({"stream": "yes"}, "stream"),
         ({"stream": 1}, "stream"),
+        ({"cache_prompt": 0}, "cache_prompt"),
+        ({"cache_prompt": "false"}, "cache_prompt"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": []}, "stream_options"),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options"),
