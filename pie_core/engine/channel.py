@@ -49,6 +49,7 @@ class Channel:
         "pending",
         "pipe",
         "poison",
+        "promised",
         "reserved",
         "seen",
         "shape",
@@ -86,6 +87,7 @@ class Channel:
         self.pipe: Pipeline | None = None
         self.shared = False
         self.stops: Pipeline | None = None  # the pipeline that the first true value ends
+        self.promised: dict[int, bool] = {}  # cells that commits made early take when they are read; whether the device needs them no more
         self.gate_word = -1  # arena word that the device sets once it has ended it
         self.feeds = False  # passes take their tokens from here: what is put is read back, for recipes
         self.seen: dict[int, memoryview] = {}  # words of cells not taken yet, as far as the host knows them
@@ -131,8 +133,30 @@ class Channel:
         return self.tail > self.head and self._steps[self.head % (self.capacity + 1)] < step
 
     def room(self) -> bool:
-        """Whether a pass can put. A host reader's cells count until the host takes them; the stop watcher alone never fills a ring."""
-        return self.tail - self.head < self.capacity or (self.stops is not None and self.host is None)
+        """Whether a pass can put. A host reader's cells count until the host takes them, or has promised to (`promise`); the stop
+        watcher alone never fills a ring."""
+        if self.tail - self.head < self.capacity or (self.stops is not None and self.host is None):
+            return True
+        if not self.promised:
+            return False
+        needed = min((cell for cell, counted in self.promised.items() if not counted), default=self.tail)
+        return self.tail - self.head - len(self.promised) < self.capacity and self.tail - needed <= self.capacity
+
+    def next_take(self) -> int:
+        """The number of the cell that a take of the host's gets that asks now."""
+        return self.head + sum(1 for take, _ in self._waiters if take)
+
+    def promise(self, cell: int, *, counted: bool = False) -> None:
+        """A commit takes cell number `cell` as soon as it is read; `counted`: no later step needs it on the device."""
+        self.promised[cell] = counted
+
+    def keep_promise(self, cell: int) -> None:
+        """The commit is settled, or never happened."""
+        self.promised.pop(cell, None)
+
+    def step_of(self, cell: int) -> int:
+        """The step in which cell number `cell` is written, one of the last that the ring holds."""
+        return self._steps[cell % (self.capacity + 1)]
 
     def predictable(self, pipe: Pipeline) -> bool:
         """Whether only passes of `pipe` put and take here (the host may take), and their cells are good."""

@@ -111,12 +111,12 @@ class Pass:
     """
 
     __slots__ = (
+        "_final",
         "accepted_at",
         "claims",
         "embed",
         "ended",
         "failure",
-        "final",
         "found",
         "geometry",
         "info",
@@ -181,13 +181,25 @@ class Pass:
         self.reads = sum(len(p.reads) for p in parts)
         self.tail = sum(p.tail for p in parts)  # tokens that must run in the last step
         self.started = False  # some tokens were scheduled
-        self.final = False  # all of them were, and the epilogue
+        self._final = False
         self.ended = False
         self.failure: EngineError | None = None
         self.undone = False  # cancelled whole: it gave back what it had
         self.status_word = -1
         self.out_words: list[int] = []
         self.token: int | None = None  # the first value returned, if it is a whole number
+
+    @property
+    def final(self) -> bool:
+        """Whether all tokens were scheduled, and the epilogue. From then on its sets may be edited early (see edit_order.py)."""
+        return self._final
+
+    @final.setter
+    def final(self, done: bool) -> None:
+        self._final = done
+        if done:
+            for part in self.parts:
+                part.ws.order.scheduled(part.ticket)
 
     @property
     def plain(self) -> bool:
@@ -214,7 +226,7 @@ class Pass:
                 if self.started and not self.final:
                     part.ws.writing = False
                 part.forget_state()
-                part.ws.order.leave(part.ticket)
+                part.ws.order.leave(part.ticket, queued=not self._final)
             for use in self.uses:
                 if use.puts:
                     use.channel.settled()

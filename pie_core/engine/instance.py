@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
-from pie_core.device.protocol import DeviceError
 from pie_core.engine.channel import Channel, HostRole
-from pie_core.engine.channel_uses import channel_uses, reserve_cells, waits_for_its_own
-from pie_core.engine.errors import BudgetExceeded, EngineError, InstanceClosed, InvalidPass, InvalidState, PassFailed, PipelineClosed
-from pie_core.engine.forward import Pass, PassSink, PassSpec, check_parts
+from pie_core.engine.channel_uses import waits_for_its_own
+from pie_core.engine.errors import BudgetExceeded, EngineError, InstanceClosed
+from pie_core.engine.forward import Pass, PassSink, PassSpec
 from pie_core.engine.pages import PageOwner
 from pie_core.engine.pipeline import ForkEntry, Pipeline
-from pie_core.engine.recurrent import RecurrentState, check_recurrent
+from pie_core.engine.recurrent import RecurrentState
 from pie_core.engine.reuse import prewarm
 from pie_core.engine.saved_sets import check_name
-from pie_core.engine.values import Value, committed
+from pie_core.engine.set_requests import LateCommit, ask, check_owned, commit, discard, edit
+from pie_core.engine.submission import accept
+from pie_core.engine.values import Value
 from pie_core.engine.working_set import WorkingSet, pages_for
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Instance(PageOwner):
     def fork(self, ws: WorkingSet, pipe: Pipeline | None = None, *, buffer: bool = False) -> WorkingSet:
         """A working set that shares the frozen prefix of `ws` (and its buffer when asked), after what `pipe` has accepted;
         without a pipe, after the passes on `ws` that were accepted so far. No tokens are copied. Raises InvalidState."""
-        self._touch(ws)
+        self.touch(ws)
         self._room()
         if pipe is not None:
             self.engine.predictor.drop(pipe.habit.guess)
@@ -87,7 +87,7 @@ class Instance(PageOwner):
             if not pipe.queue and entry.ready():
                 entry.run()
             else:
-                self._enqueue(pipe, entry)
+                self.enqueue(pipe, entry)
             return child
 
         seq = self.engine.accept()
@@ -107,41 +107,21 @@ class Instance(PageOwner):
     def commit(self, ws: WorkingSet, what: int | Sequence[int] | Channel) -> None:
         """Freeze buffered tokens, after the passes accepted so far. `what`: how many of the first; or their indices in the buffer from
         the root of a tree to a leaf, then the rest is dropped; or a host-reader channel whose next cell, which is taken, says either: a
-        whole number, or indices that end where the cell does or before a negative one. Passes on `ws` accepted later wait for the cell."""
+        whole number, or indices that end where the cell does or before a negative one. Passes on `ws` accepted later
+        wait for the cell; those behind a count and a `discard()` of the rest need not (see slack.py)."""
         if isinstance(what, Channel):
-            settle = self.commit_later(ws)
+            late = LateCommit(self, ws, what)
             try:
-                self.receive(what, True, settle)
+                self.receive(what, True, late.settle)
             except EngineError as error:
-                settle(None, error)
+                late.settle(None, error)
                 raise
         else:
-            self._edit(ws, partial(self._commit, ws, what))
+            edit(self, ws, lambda: commit(self, ws, what))
 
     def commit_later(self, ws: WorkingSet) -> Callable[[Value | None, EngineError | None], None]:
         """`commit` by a value that is not known yet: call what this returns, once, with the value or an error."""
-        self._touch(ws)
-        ticket = ws.order.enter()
-        known: list[int | Sequence[int]] = []
-        self._edit(ws, lambda: self._commit(ws, known[0]))
-
-        def settle(value: Value | None, error: EngineError | None) -> None:
-            try:
-                if error is not None:
-                    raise error
-                known.append(committed(value))
-            except EngineError as cause:
-                ws.fail(cause, None)
-            ws.order.leave(ticket)
-
-        return settle
-
-    def _commit(self, ws: WorkingSet, what: int | Sequence[int]) -> None:
-        if isinstance(what, int):
-            ws.commit(what)
-        else:
-            runner = self.engine.runner
-            ws.commit_path(what, runner.copy_page, runner.move_slots)
+        return LateCommit(self, ws).settle
 
     def save(self, ws: WorkingSet, name: str, sink: Callable[[int | None, EngineError | None], None]) -> None:
         """Keep the set under `name` for this tenant, as it is after the passes accepted so far; `sink` gets its tokens, or the error.
@@ -161,11 +141,11 @@ class Instance(PageOwner):
 
     def discard(self, ws: WorkingSet, n: int | None = None) -> None:
         """Drop the last `n` buffered tokens, or all of them, after the passes accepted so far."""
-        self._edit(ws, lambda: ws.discard(n))
+        discard(self, ws, n)
 
     def truncate(self, ws: WorkingSet, length: int) -> None:
         """Cut back to `length`, after the passes accepted so far."""
-        self._edit(ws, lambda: ws.truncate(length))
+        edit(self, ws, lambda: ws.truncate(length))
 
     def length(self, ws: WorkingSet, sink: Callable[[Value | None, EngineError | None], None]) -> None:
         """Tell `sink` the length, after the passes accepted so far."""
@@ -182,7 +162,7 @@ class Instance(PageOwner):
 
     def drop(self, ws: WorkingSet) -> None:
         """Free the pages, after the passes accepted so far; the handle is gone at once."""
-        self._touch(ws)
+        self.touch(ws)
         ws.leaving = True
 
         def run() -> None:
@@ -270,74 +250,7 @@ class Instance(PageOwner):
 
     def submit_with(self, pipe: Pipeline, spec: PassSpec, sink: PassSink) -> Pass:
         """`submit` with one callback for the whole pass, called on the loop when it ends; it must not call the engine."""
-        engine = self.engine
-        engine.check_alive()
-        if self.closed:
-            raise InstanceClosed(f"instance {self.name!r} is closed")
-        if pipe.closed:
-            raise PipelineClosed("submit: the pipeline is closed; make a new one")
-        if self.outstanding >= self.limits.outstanding:
-            raise BudgetExceeded(f"{self.outstanding} passes are outstanding, the most is {self.limits.outstanding}: await some first")
-        if engine.states is not None:
-            check_recurrent(spec)
-        parts = check_parts(spec, engine.limits)
-        for part in parts:
-            self._own(part.ws)
-        info = engine.program_info(spec.program) if spec.program is not None else None
-        params = tuple(spec.params)
-        uses, lane_uses, embed = channel_uses(self, pipe, spec, info, params)
-        if info is not None:
-            rows = sum(len(p.reads) for p in parts)
-            if rows < info.rows:
-                raise InvalidPass(f"program: it looks at read-out {info.rows - 1}, the pass has {rows}: read more positions")
-            if info.program.rows is not None and info.program.rows != rows:
-                raise InvalidPass(
-                    f"program: outputs() was traced for {info.program.rows} read-outs, the pass has {rows}: trace it for this pass"
-                )
-        work = Pass(
-            self,
-            pipe,
-            parts=parts,
-            geometry=spec.geometry,
-            info=info,
-            params=params,
-            uses=uses,
-            lane_uses=lane_uses,
-            embed=embed,
-            sink=sink,
-            seq=engine.accept(),
-            accepted_at=engine.now(),
-            reuse=self.reuse and spec.reuse,
-        )
-        reserve_cells(uses)
-        guess = engine.predictor.claim(work, work.accepted_at)
-        # nothing below can refuse
-        self.outstanding += 1
-        for part in parts:
-            part.ticket = part.ws.order.enter()
-            part.ws.used_at = work.accepted_at
-            if part.ws.pipe is not pipe:
-                part.ws.shared = part.ws.shared or part.ws.pipe is not None
-                part.ws.pipe = pipe
-        if embed is not None:
-            embed.channel.feeds = True
-        for use in uses:
-            channel = use.channel
-            if use.puts:
-                channel.pending += 1
-            if channel.host == "writer":
-                use.ticket = channel.order.enter()
-            if channel.pipe is not pipe:
-                channel.shared = channel.shared or channel.pipe is not None
-                channel.pipe = pipe
-        if pipe.stopped:
-            work.undo(engine.skipped())
-            return work
-        if guess is not None:
-            engine.adopt(guess, work)
-        else:
-            self._enqueue(pipe, work)
-        return work
+        return accept(self, pipe, spec, sink)
 
     def idle(self, pipe: Pipeline) -> None:
         """The queue of `pipe` ran empty."""
@@ -402,47 +315,15 @@ class Instance(PageOwner):
         state = RecurrentState(engine.states) if engine.states is not None else None
         return WorkingSet(engine.pool, engine.cache, self, self.root, engine.accept(), born=born, state=state, reuse=reuse)
 
-    def _own(self, ws: WorkingSet) -> None:
-        self.check_open()
-        if ws.leaving or ws not in self.working_sets:
-            raise InvalidState("the working set was dropped, or belongs to another instance")
-
-    def _touch(self, ws: WorkingSet) -> None:
+    def touch(self, ws: WorkingSet) -> None:
         """`ws` is about to be looked at or changed by other than a pass."""
-        self._own(ws)
+        check_owned(self, ws)
         self.engine.predictor.drop(ws.guess)
 
     def ask(self, ws: WorkingSet, answer: Callable[[int], None], sink: Callable[[int | None, EngineError | None], None]) -> None:
         """Call `answer` with the place of this call in the order of acceptance, after the passes on `ws` accepted so far; where the set
         has failed by then, or the instance was closed, `sink` gets the cause instead."""
-        self._touch(ws)
-        seq = self.engine.accept()
-
-        def run() -> None:
-            cause = self.cause or ws.failure(seq)
-            if cause is not None:
-                sink(None, cause)
-            else:
-                answer(seq)
-
-        ws.order.run(run)
-
-    def _edit(self, ws: WorkingSet, edit: Callable[[], None]) -> None:
-        self._touch(ws)
-        seq = self.engine.accept()
-
-        def run() -> None:
-            if ws.dropped or ws.failure(seq) is not None:
-                return
-            try:
-                edit()
-            except EngineError as error:
-                ws.fail(error, None)  # nobody awaits an edit: every later use of the set raises it
-            except DeviceError as error:
-                ws.fail(PassFailed(f"the device failed an edit of the working set: {type(error).__name__}: {error}"), None)
-            self.engine.poke()
-
-        ws.order.run(run)
+        ask(self, ws, answer, sink)
 
     def _receive(self, channel: Channel, take: bool) -> asyncio.Future[Value]:
         future: asyncio.Future[Value] = asyncio.get_running_loop().create_future()
@@ -468,7 +349,8 @@ class Instance(PageOwner):
         """Pages that paused sets will need again; those of `but` not counted."""
         return sum(pages_for(ws.length) for ws in self.working_sets if ws.paused and ws is not but)
 
-    def _enqueue(self, pipe: Pipeline, entry: Pass | ForkEntry) -> None:
+    def enqueue(self, pipe: Pipeline, entry: Pass | ForkEntry) -> None:
+        """Put an accepted pass or fork at the end of its pipeline's queue."""
         pipe.queue.append(entry)
         self.activate(pipe)
         engine = self.engine

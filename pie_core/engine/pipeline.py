@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from pie_core.device.protocol import NONE
 from pie_core.engine.channel import Channel
 from pie_core.engine.errors import EngineError, InvalidState, PassSkipped
 from pie_core.engine.forward import Pass
 from pie_core.engine.predict import Habit
-from pie_core.engine.runner import Gate
+from pie_core.engine.runner import Gate, Shift
 from pie_core.engine.working_set import WorkingSet
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class ForkEntry:
     def ready(self) -> bool:
         """Whether the parent holds what was accepted before the fork, and keeps it: a pass scheduled ahead of a stop may not."""
         parent = self.parent
-        if not parent.born or parent.writing or not parent.order.may_run(self.ticket):
+        if not parent.born or parent.writing or parent.pending or not parent.order.may_run(self.ticket):
             return False
         return all(w.ended or w.pipe.stop_channel is None for w in parent.writers)
 
@@ -106,12 +107,22 @@ class Pipeline:
             later.undo(cause)
 
     def gate(self) -> Gate | None:
-        """The gate of the next pass, scheduled now: None when it cannot be cancelled any more, since no stop is on its way."""
-        stop = self.stop_channel
+        """The gate of the next pass, scheduled now: None when the host knows that it runs, since no stop is on its way, and where."""
+        stop, shift = self.stop_channel, self._shift()
         if stop is None or not self.flying or not any(use.puts and use.channel is stop for work in self.flying for use in work.uses):
-            return None
+            return Gate(NONE, NONE, range(0), range(0), None, shift) if shift is not None else None
         # the cells of passes further back were looked at by the gates of those behind them
-        return Gate(stop.gate_word, stop.offset(stop.tail - 1), range(0), range(0), None)
+        return Gate(stop.gate_word, stop.offset(stop.tail - 1), range(0), range(0), None, shift)
+
+    def _shift(self) -> Shift | None:
+        """How the rows of the next pass move behind counts that the host has not read."""
+        work = self.queue[0]
+        assert isinstance(work, Pass)  # it is being scheduled
+        part = work.parts[0]  # a pass on several sets waits for the counts
+        slack = part.ws.slack
+        if slack is None or not slack.pending:
+            return None
+        return slack.shift(len(part.ws.state.replay) if part.ws.state is not None else 0)
 
     def may_run(self, work: Pass, number: int) -> bool:
         """Whether `work` may go into step `number`, if nothing else is in its way: with a stop channel, behind the step of the pass

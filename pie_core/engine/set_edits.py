@@ -1,0 +1,106 @@
+"""Edits of a working set: what is committed, discarded and cut. Who calls them has ordered them after the passes before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pie_core.device.protocol import PAGE_TOKENS
+from pie_core.engine.errors import InvalidState, OutOfPages
+from pie_core.engine.set_tokens import SetTokens
+
+
+class SetEdits(SetTokens):
+    """What authors may change of the tokens of a set. An edit that raises has changed nothing."""
+
+    __slots__ = ()
+
+    def commit(self, n: int) -> None:
+        """Freeze the first `n` buffered tokens. Raises InvalidState."""
+        self._check_buffer("commit", n)
+        if self.parents is not None and n:
+            for k, parent in enumerate(self.parents):
+                if parent != k - 1 if k < n else parent < n - 1:
+                    raise InvalidState(
+                        f"commit({n}): the buffer is a tree, and its token {k} does not continue the {min(k, n)} before it (its parent is "
+                        f"{parent}): commit a path of indices instead, or discard what branches off",
+                        parent=parent,
+                    )
+            self.parents = [parent - n for parent in self.parents[n:]] or None
+        self.frozen += n
+
+    def commit_path(
+        self, path: Sequence[int], copy_page: Callable[[int, int], None], move_slots: Callable[[Sequence[tuple[int, int]]], None]
+    ) -> None:
+        """Freeze the buffered tokens of `path`, indices in the buffer from a root to a leaf, and drop the others. Their rows move to the
+        slots that follow the prefix: a token's position is its depth, so that it fits there. Raises InvalidState, OutOfPages."""
+        parents, before = self.tree(), -1
+        for k, at in enumerate(path):
+            if not 0 <= at < len(parents):
+                raise InvalidState(f"commit: path[{k}] = {at} is not in the buffer of {len(parents)} tokens", buffered=len(parents))
+            if parents[at] != before:
+                raise InvalidState(
+                    f"commit: path[{k}] = {at} does not follow {'the frozen prefix' if before < 0 else f'token {before}'}: "
+                    f"its parent is {parents[at]}",
+                    parent=parents[at],
+                )
+            before = at
+        moved = [(self.frozen + at, self.frozen + k) for k, at in enumerate(path) if at != k]
+        if moved:
+            self._own(sorted({target // PAGE_TOKENS for _, target in moved}), copy_page)
+            pages = self.pages
+            move_slots([(pages[a // PAGE_TOKENS] * PAGE_TOKENS + a % PAGE_TOKENS, pages[b // PAGE_TOKENS] * PAGE_TOKENS + b % PAGE_TOKENS)
+                        for a, b in moved])  # fmt: skip
+            known = moved[0][1]  # behind it the recipe speaks of other tokens
+            self.recipe.cut(known)
+            self.recipe.extend_unknown(self.frozen + len(path) - known, pending=False)
+            self.chain = self.chain[: known // PAGE_TOKENS]
+        end = self.frozen + len(path)
+        self.restore(end, end)
+
+    def discard(self, n: int | None = None) -> None:
+        """Drop the last `n` buffered tokens, or all of them. Raises InvalidState."""
+        n = self.buffered if n is None else n
+        self._check_buffer("discard", n)
+        self.restore(self.length - n, self.frozen)
+
+    def truncate(self, length: int) -> None:
+        """Cut back to `length`: inside the buffer, or to a point at which the set was created or forked. Raises InvalidState."""
+        if length > self.length:
+            raise InvalidState(f"truncate({length}) is past the end: the working set has {self.length} tokens", length=self.length)
+        if length < self.frozen and length not in self.fork_points:
+            points = ", ".join(map(str, sorted(self.fork_points)))
+            raise InvalidState(
+                f"truncate({length}) cuts into the frozen prefix of {self.frozen} tokens; allowed: the buffer, or a fork point ({points})",
+                frozen=self.frozen,
+            )
+        if self.state is not None and 0 < length < self.state.at and self.recipe.known < length:
+            raise InvalidState(
+                f"truncate({length}): the recurrent state is folded to {self.state.at} tokens, which cannot be undone, and only the first "
+                f"{self.recipe.known} are known by their ids to compute it again: use the fork that was made there",
+                folded=self.state.at,
+            )
+        self.restore(length, min(self.frozen, length))
+
+    def _own(self, places: Sequence[int], copy_page: Callable[[int, int], None]) -> None:
+        """Make the pages at `places` of the table ones that may be written. Raises OutOfPages; nothing has changed then."""
+        pool, owner = self._pool, self._owner
+        shared = [at for at in places if pool.refs(self.pages[at]) > 1]
+        room = min(pool.free, owner.max_pages - owner.pages)
+        if len(shared) > room:
+            raise OutOfPages(
+                f"commit: {len(shared)} pages of the path are shared with a fork and must be copied, and {max(0, room)} are free",
+                needed=len(shared),
+                free=room,
+            )
+        for at in places:
+            old = self.pages[at]
+            if at in shared:
+                self.pages[at] = pool.allocate(owner)
+                pool.release((old,), owner)  # others hold it
+                copy_page(old, self.pages[at])
+            elif pool.named(old):
+                self._cache.forget(old)
+
+    def _check_buffer(self, verb: str, n: int) -> None:
+        if not 0 <= n <= self.buffered:
+            raise InvalidState(f"{verb}({n}): the buffer of the working set holds {self.buffered} tokens", buffered=self.buffered)

@@ -1,0 +1,150 @@
+"""What an instance asks of a working set besides passes: edits and questions, in their place behind the passes accepted before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from pie_core.device.protocol import DeviceError
+from pie_core.engine.channel import Channel
+from pie_core.engine.errors import ChannelEmpty, EngineError, InvalidState, PassFailed, PassSkipped
+from pie_core.engine.slack import Deferred, Slack
+from pie_core.engine.values import Value, committed
+from pie_core.engine.working_set import WorkingSet
+
+if TYPE_CHECKING:
+    from pie_core.engine.instance import Instance
+
+
+def edit(instance: Instance, ws: WorkingSet, change: Callable[[], None]) -> Callable[[], None]:
+    """Let `change` happen to `ws` after the passes accepted so far; nobody awaits it, so that a fault fails the set. Returns what was put
+    in the order."""
+    instance.touch(ws)
+    seq = instance.engine.accept()
+
+    def run() -> None:
+        if ws.dropped or ws.failure(seq) is not None:
+            return
+        try:
+            change()
+        except EngineError as error:
+            ws.fail(error, None)  # nobody awaits an edit: every later use of the set raises it
+        except DeviceError as error:
+            ws.fail(PassFailed(f"the device failed an edit of the working set: {type(error).__name__}: {error}"), None)
+        instance.engine.poke()
+
+    ws.order.run(run)
+    return run
+
+
+def ask(instance: Instance, ws: WorkingSet, answer: Callable[[int], None], sink: Callable[[int | None, EngineError | None], None]) -> None:
+    """Call `answer` with the place of this call in the order of acceptance, after the passes on `ws` accepted so far; where the set
+    has failed by then, or the instance was closed, `sink` gets the cause instead."""
+    instance.touch(ws)
+    seq = instance.engine.accept()
+
+    def run() -> None:
+        cause = instance.cause or ws.failure(seq)
+        if cause is not None:
+            sink(None, cause)
+        else:
+            answer(seq)
+
+    ws.order.run(run)
+
+
+def commit(instance: Instance, ws: WorkingSet, what: int | Sequence[int]) -> None:
+    """Freeze the first tokens of the buffer, or a path through it. Now: whoever calls it is ordered. Raises InvalidState, OutOfPages."""
+    if isinstance(what, int):
+        ws.commit(what)
+    else:
+        runner = instance.engine.runner
+        ws.commit_path(what, runner.copy_page, runner.move_slots)
+
+
+class LateCommit:
+    """A commit by a value that is on its way. It happens when the value is there (`settle`) and the passes before it have ended; one by a
+    count in a channel, with the discard of the rest behind it, as soon as they are scheduled, where the set allows it (see slack.py).
+    The value of a pass that a stop cancelled commits nothing: the pass added nothing to the buffer either."""
+
+    __slots__ = ("_deferred", "_drops", "_early", "_instance", "_run", "_ticket", "_value", "_ws")
+
+    def __init__(self, instance: Instance, ws: WorkingSet, counts: Channel | None = None) -> None:
+        """`counts`: the host-reader channel whose next cell is the value."""
+        instance.touch(ws)
+        self._instance, self._ws = instance, ws
+        self._value: int | Sequence[int] | None = None
+        self._deferred = Deferred(counts, counts.next_take()) if counts is not None else None
+        self._drops = False  # what the value leaves over is discarded
+        self._early = False
+        self._ticket = ws.order.enter(value=True)
+        self._run = edit(instance, ws, self._happen)
+        ws.last_commit = self
+
+    def discard(self) -> bool:
+        """Drop the rest of the buffer with the commit. False: something else has come in between, or the value is no count."""
+        ws, deferred = self._ws, self._deferred
+        if deferred is None or deferred.channel.shape or deferred.channel.dtype not in ("u32", "i32"):
+            return False
+        if ws.slack is None:
+            ws.slack = Slack(self._instance.engine.arena)
+        self._drops = True
+        self._drops = ws.order.amend(self._run, self._run, self._defer)
+        return self._drops
+
+    def settle(self, value: Value | None, error: EngineError | None) -> None:
+        """The value is there, or will never be. To be called once."""
+        ws, deferred = self._ws, self._deferred
+        pending = self._early and ws.slack is not None and deferred in ws.slack.pending
+        try:
+            if error is not None:
+                raise error
+            what = committed(value)
+            if not self._early:
+                self._value = what
+            elif pending and deferred is not None and isinstance(what, int):
+                ws.settle_commit(deferred, what)
+        except EngineError as cause:
+            if self._cancelled(cause):
+                if deferred is not None:
+                    ws.cancel_commit(deferred)
+            elif pending or not self._early:  # else it was cut with the pass that it belongs to
+                ws.fail(cause, None)
+                if pending and deferred is not None and ws.slack is not None:
+                    ws.slack.remove(deferred)
+        if ws.last_commit is self:
+            ws.last_commit = None
+        ws.order.leave(self._ticket, queued=False)
+
+    def _happen(self) -> None:
+        if self._value is not None:
+            commit(self._instance, self._ws, self._value)
+            if self._drops:
+                self._ws.discard()
+
+    def _defer(self) -> bool:
+        ws = self._ws
+        assert ws.slack is not None and self._deferred is not None  # `discard`
+        self._early = ws.slack.defer(ws, self._deferred)
+        return self._early
+
+    def _cancelled(self, cause: EngineError) -> bool:
+        if isinstance(cause, ChannelEmpty):
+            pipe = self._deferred.channel.pipe if self._deferred is not None else None
+            return pipe is not None and pipe.stopped
+        return isinstance(cause, PassSkipped)
+
+
+def discard(instance: Instance, ws: WorkingSet, n: int | None) -> None:
+    """Drop the last `n` buffered tokens, or all of them, after the passes accepted so far."""
+    instance.touch(ws)
+    if n is None and ws.last_commit is not None and ws.last_commit.discard():
+        return
+    edit(instance, ws, lambda: ws.discard(n))
+
+
+def check_owned(instance: Instance, ws: WorkingSet) -> None:
+    """Raises why the instance cannot use the set: InvalidState, or the cause of its end."""
+    instance.check_open()
+    if ws.leaving or ws not in instance.working_sets:
+        raise InvalidState("the working set was dropped, or belongs to another instance")
