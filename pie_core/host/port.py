@@ -18,6 +18,7 @@ from pie_core.engine.runner import RunnerLimits
 from pie_core.engine.saved_sets import check_name
 from pie_core.eta.errors import ProgramError
 from pie_core.eta.program import Program
+from pie_core.host.again import HARMLESS, Again
 from pie_core.host.budget import Budget, Refusal, over
 from pie_core.host.ops import OPS, Payload, parse
 from pie_core.host.services import Services
@@ -45,6 +46,7 @@ class GuestPort:
         self._sent = 0
         self._logged = 0
         self._closed: set[int] = set()  # ids of closed pipelines
+        self._again = Again(limits.vocab)
         self.table = Table(budget)
         self.settled_passes = 0
         self.settled_futures = 0
@@ -56,6 +58,12 @@ class GuestPort:
     def call(self, op: str, payload: str) -> str:
         """Run one op. The answer is JSON text, "" for nothing, or {"error": {...}}."""
         try:
+            if op == "submit":
+                steady = self._again.find(payload)
+                if steady is not None:
+                    self._accept(steady["outs"])
+                    self._post(op, steady)
+                    return ""
             fields = parse(op, payload)
             kind = OPS[op].kind
             if kind == "future":
@@ -63,6 +71,11 @@ class GuestPort:
             answer = self._handlers[op](fields)
             if kind != "sync":
                 self._post(op, fields)
+                if op == "submit":
+                    if fields.pop("steady"):
+                        self._again.keep(payload, fields)
+                elif kind == "posted" and op not in HARMLESS:
+                    self._again.forget()
             return answer
         except Refusal as refusal:
             return refusal.json()
@@ -280,21 +293,28 @@ class GuestPort:
         check_shape(geometry, counts)
         reads = check_reads(p["reads"], counts, p["prog"] is not None, self._limits)
         uses = self._channel_uses(p, tokens, sum(map(len, reads)))
-        for key in p["outs"]:
-            table.fresh("submit", key)
-        if len(set(p["outs"])) != len(p["outs"]):
-            raise Refusal("UsageError", "submit: outs names a future twice")
+        self._accept(p["outs"])
         # nothing below refuses
         for entry, takes in uses:
             entry.reserved += takes
-        for key in p["outs"]:
-            table.add("submit", key, FUTURE)
+        p["steady"] = not uses and geometry.mode == "folding"
         if geometry.mode == "buffered":
             for held, count in zip(sets, counts, strict=True):
                 if held.buffered is not None:
                     held.buffered += count
-        self._submitted += 1
         return ""
+
+    def _accept(self, outs: list[int]) -> None:
+        """Enter the futures of a pass that is right otherwise. Refuses a used-up budget and ids that are taken."""
+        self._room_for_a_pass()
+        table = self.table
+        for key in outs:
+            table.fresh("submit", key)
+        if len(outs) > 1 and len(set(outs)) != len(outs):
+            raise Refusal("UsageError", "submit: outs names a future twice")
+        for key in outs:
+            table.add("submit", key, FUTURE)
+        self._submitted += 1
 
     def _room_for_a_pass(self) -> None:
         in_flight = self._submitted - self.settled_passes

@@ -1,17 +1,19 @@
 """The cpu device's module in this worker: a `CpuModule` over engine/cpu.ts.
 
-A call blocks the worker for its length. So calls wait in a queue that is worked off in tasks of their own, one a read-back: what the
-engine has answered leaves first, and the turns of inferlets pass beside the step.
+A call blocks the worker for its length. So calls wait in lists that are worked off in tasks of their own, one a read-back: what the
+engine has answered leaves first, and the turns of inferlets pass beside the step. A list crosses to JavaScript as one call: numbers in
+an array, bytes by their addresses in Python's memory, since each object that crosses costs as much as a hundred lines of Python.
 """
 
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections import deque
-from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Awaitable
+from typing import Any, Final
 
+import pyodide_js
 from pyodide.ffi import JsException
 
 from pie_core.device.cpu_module import fault_text
@@ -19,13 +21,21 @@ from pie_core.device.protocol import Data, DeviceError, DeviceLost, DeviceOutOfM
 from pie_web.js_bytes import JsBytes
 from pie_web.turns import Turns
 
+CALL: Final = 0  # as in engine/cpu.ts
+WRITE: Final = 1
+READ: Final = 2
 
-class _Read(NamedTuple):
-    """A read-back that waits in the queue."""
 
-    address: int
-    size: int
-    future: asyncio.Future[bytes]
+class _List:
+    """Work up to a read-back. `words`: what to do; `kept`: bytes that are written from; `into`: where the read's bytes go."""
+
+    __slots__ = ("future", "into", "kept", "words")
+
+    def __init__(self) -> None:
+        self.words: array[int] = array("I")
+        self.kept: list[array[int]] = []
+        self.into: array[int] = array("B")
+        self.future: asyncio.Future[bytes] | None = None
 
 
 class PageCpuModule:
@@ -33,11 +43,13 @@ class PageCpuModule:
 
     def __init__(self, kernels: Any, turns: Turns) -> None:
         self._kernels = kernels
+        kernels.useHeap(pyodide_js._module)
         self._turns = turns
-        self._queue: deque[_Read | Callable[[], None]] = deque()
+        self._lists: deque[_List] = deque()
+        self._last: _List | None = None  # the one that is not closed by a read
         self._scheduled = False
-        self._call = kernels.call
-        self._window = kernels.window
+        self._work = kernels.work
+        self._exports: dict[str, int] = {}
         self._error: DeviceError | None = None  # the first; nothing after it can be trusted
         self._closed = False
 
@@ -74,35 +86,53 @@ class PageCpuModule:
         if isinstance(data, JsBytes):  # weights, in pieces that are used again: the queue would only hold copies
             self._finish()
             self._kernels.write(address, data.array)
-        elif self._queue:
-            self._queue.append(partial(self._copy_in, address, bytes(data)))
-        else:
-            self._copy_in(address, data if isinstance(data, (bytes, bytearray, memoryview)) else bytes(data))
+            return
+        copy: array[int] = array("B")
+        copy.frombytes(data if isinstance(data, (bytes, bytearray, memoryview)) else bytes(data))
+        place, size = copy.buffer_info()
+        work = self._open()
+        work.kept.append(copy)
+        work.words.extend((WRITE, address, size, place))
 
     def call(self, export: str, *arguments: int) -> None:
         """Run an export; a result other than 0 is an error."""
         if self._usable():
-            self._enqueue(partial(self._run_export, export, arguments))
+            index = self._exports.get(export)
+            if index is None:
+                index = self._exports[export] = int(self._kernels.indexOf(export))
+                if index < 0:
+                    raise DeviceError(f"the cpu module has no export {export}")
+            self._open().words.extend((CALL, index, len(arguments), *arguments))
 
     def read(self, address: int, size: int) -> Awaitable[bytes]:
         """Bytes of linear memory behind everything before."""
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[bytes] = self._turns.loop.create_future()
         self._usable()  # a failed module answers too: with its error
-        self._enqueue(_Read(address, size, future))
+        work = self._open()
+        work.future = future
+        if size:
+            work.into = array("B", bytes(size))
+            work.words.extend((READ, address, size, work.into.buffer_info()[0]))
+        self._last = None
         return future
 
     def close(self) -> None:
         """Finish what is enqueued, then let go of the module and its memory."""
         self._finish()
         self._closed = True
-        self._kernels = self._call = self._window = None
+        self._kernels = self._work = None
 
-    # --- the queue
+    # --- the lists
 
-    def _enqueue(self, work: _Read | Callable[[], None]) -> None:
-        self._queue.append(work)
-        if not self._scheduled:
-            self._schedule()
+    def _open(self) -> _List:
+        """The list that takes more work."""
+        work = self._last
+        if work is None:
+            work = self._last = _List()
+            self._lists.append(work)
+            if not self._scheduled:
+                self._schedule()
+        return work
 
     def _schedule(self) -> None:
         self._scheduled = True
@@ -111,51 +141,38 @@ class PageCpuModule:
     def _step(self) -> None:
         """Work until the next read was answered: between steps, messages are served."""
         self._scheduled = False
-        while self._queue and not self._next():
-            pass
-        if self._queue:
+        if self._lists:
+            self._next()
+        if self._lists:
             self._schedule()
 
     def _finish(self) -> None:
         """Work until nothing is left."""
-        while self._queue:
+        while self._lists:
             self._next()
 
-    def _next(self) -> bool:
-        """Do the first piece of work; whether it was a read."""
-        work = self._queue.popleft()
-        if isinstance(work, _Read):
-            self._answer(work)
-            return True
-        if self._error is None:
-            work()
-        return False
-
-    def _run_export(self, export: str, arguments: tuple[int, ...]) -> None:
-        try:
-            code = self._call(export, *arguments)
-        except JsException as error:
-            self._error = DeviceLost(f"the cpu device stopped in {export}: {error.message}")
-            return
-        if code:
-            self._error = DeviceError(fault_text(export, int(code)))
-
-    def _copy_in(self, address: int, data: bytes | bytearray | memoryview) -> None:
-        size = data.nbytes if isinstance(data, memoryview) else len(data)
-        self._window(address, size).assign(data)
-
-    def _answer(self, read: _Read) -> None:
-        if self._error is None:
-            try:
-                data = self._window(read.address, read.size).to_bytes()
-            except JsException as error:
-                self._error = DeviceError(f"a read failed: {error.message}")
-        if read.future.done():  # cancelled by its reader
+    def _next(self) -> None:
+        work = self._lists.popleft()
+        if work is self._last:
+            self._last = None
+        if self._error is None and work.words:
+            self._error = self._run(work.words)
+        future = work.future
+        if future is None or future.done():  # nobody reads, or the reader was cancelled
             return
         if self._error is None:
-            read.future.set_result(data)
+            future.set_result(work.into.tobytes())
         else:
-            read.future.set_exception(type(self._error)(*self._error.args))  # one object a reader: tracebacks must not pile up
+            future.set_exception(type(self._error)(*self._error.args))  # one object a reader: tracebacks must not pile up
+
+    def _run(self, words: array[int]) -> DeviceError | None:
+        try:
+            code = self._work(*words.buffer_info())
+        except JsException as error:
+            if error.name == "OutsideMemory":
+                return DeviceError(f"a read or write failed: {error.message}")
+            return DeviceLost(f"the cpu device stopped in {self._kernels.lastExport}: {error.message}")
+        return DeviceError(fault_text(str(self._kernels.lastExport), int(code))) if code else None
 
     def _usable(self) -> bool:
         if self._closed:

@@ -13,6 +13,8 @@ from pie_core.host.ops import OPS
 from pie_core.host.port import GuestPort
 from pie_core.host.process import InferletFailed
 
+_BESIDE = {name for name, op in OPS.items() if op.kind == "sync"} - {"log"}
+
 
 class PageGuest:
     """A `host.process.Guest` over `port` (a RunPort of engine/link.ts). A refused op ends the inferlet: the guest went on in the belief
@@ -26,8 +28,10 @@ class PageGuest:
         self._answer: asyncio.Future[str] | None = None
         self._fault: InferletFailed | None = None
         self._closed = False
-        self._receive = create_proxy(self._received)
-        port.open(self._receive)
+        self._send = port.send
+        self._loop = asyncio.get_running_loop()
+        self._proxies = create_proxy(self._received), create_proxy(self._stepped)
+        port.open(*self._proxies)
 
     async def start(self, request: str) -> str:
         """The first step."""
@@ -42,24 +46,29 @@ class PageGuest:
         if not self._closed:
             self._closed = True
             self._port.close()
-            self._receive.destroy()
+            for proxy in self._proxies:
+                proxy.destroy()
 
     async def _step(self, kind: str, text: str) -> str:
         if self._fault is not None:
             raise self._fault
-        self._answer = asyncio.get_running_loop().create_future()
-        self._port.send(kind, text)
+        self._answer = self._loop.create_future()
+        self._send(kind, text)
         try:
             return await self._answer
         finally:
             self._answer = None
 
+    def _stepped(self, name: str, payload: str, answer: str) -> None:
+        """A step of one op, which is most of them: one call instead of two."""
+        self._received("op", name, payload)
+        self._received("answer", "", answer)
+
     def _received(self, kind: str, name: str, body: str) -> None:
         if self._closed or self._fault is not None:
             return
         if kind == "op":
-            op = OPS.get(name)
-            if op is not None and op.kind == "sync" and name != "log":
+            if name in _BESIDE:
                 self._fail("GuestFault", f"the op {name} belongs beside the guest, not to the engine")
                 return
             refusal = self._call(name, body)

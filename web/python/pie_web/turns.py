@@ -11,12 +11,31 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from contextvars import Context
+from contextvars import Context, copy_context
 from typing import Any, Final, cast
 
 from pyodide.ffi import create_proxy
 
 LONGEST_TURN: Final = 256  # callbacks; then messages that wait are served first
+
+
+class _Soon:
+    """A callback that is ready; what asyncio.Handle is, without its bookkeeping for debugging."""
+
+    __slots__ = ("args", "callback", "context")
+
+    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...], context: Context) -> None:
+        self.callback: Callable[..., Any] | None = callback
+        self.args, self.context = args, context
+
+    def cancel(self) -> None:
+        """It will not be called."""
+        self.callback = None
+        self.args = ()
+
+    def cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self.callback is None
 
 
 class _Timer(asyncio.Handle):
@@ -27,6 +46,11 @@ class _Timer(asyncio.Handle):
     def __init__(self, turns: Turns, number: int, callback: Callable[..., Any], args: tuple[Any, ...], context: Context | None) -> None:
         super().__init__(callback, args, turns.loop, context)
         self._turns, self._number = turns, number
+
+    def ring(self) -> None:
+        """Call, unless it was cancelled since it fired."""
+        if not self.cancelled():
+            self._run()
 
     def cancel(self) -> None:
         """Also frees the browser's timer."""
@@ -41,7 +65,7 @@ class Turns:
         self.loop = cast(Any, asyncio.get_running_loop())
         self._ticker = ticker
         self._soon, self._after, self._ask = ticker.soon, ticker.after, ticker.alone
-        self._ready: deque[asyncio.Handle] = deque()
+        self._ready: deque[_Soon] = deque()
         self._asked = False
         self._timers: dict[int, _Timer] = {}
         self._alone: deque[Callable[[], None]] = deque()
@@ -53,8 +77,8 @@ class Turns:
         self.loop.call_later = self._call_later
         self.loop.time = self._time
 
-    def _call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self.loop, context)
+    def _call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> _Soon:
+        handle = _Soon(callback, args, copy_context() if context is None else context)
         self._ready.append(handle)
         if not self._asked:
             self._asked = True
@@ -83,8 +107,12 @@ class Turns:
             while ready and left:
                 left -= 1
                 handle = ready.popleft()
-                if not handle.cancelled():
-                    handle._run()
+                callback = handle.callback
+                if callback is not None:
+                    try:
+                        handle.context.run(callback, *handle.args)
+                    except Exception as error:
+                        self.loop.call_exception_handler({"message": f"Exception in callback {callback!r}", "exception": error})
         finally:
             self._asked = bool(ready)
             if ready:
@@ -100,10 +128,7 @@ class Turns:
     def _fired(self, number: int) -> None:
         timer = self._timers.pop(number, None)
         if timer is not None:  # by way of a turn of its own: browsers slow down timers that are set by timers
-            self._ready.append(timer)
-            if not self._asked:
-                self._asked = True
-                self._soon()
+            self._call_soon(timer.ring)
 
     def forget(self, number: int) -> None:
         """A timer was cancelled."""

@@ -6,6 +6,21 @@ const PAGE_BYTES = 1 << 16;
 
 type Export = (...args: readonly number[]) => number;
 
+/** Python's memory, from Pyodide's own module; the view is another one each time that memory has grown. */
+export interface PythonHeap {
+  readonly HEAPU8: Uint8Array;
+}
+
+/** What a list of work says; numbers follow. READ and WRITE: address, bytes, address in Python's memory. CALL: export, number of arguments, these. */
+const CALL = 0;
+const WRITE = 1;
+const READ = 2;
+
+/** Bytes that the module does not have; a RangeError is also what an exhausted stack throws. */
+export class OutsideMemory extends RangeError {
+  override readonly name = "OutsideMemory";
+}
+
 /** Fetch and compile the module. Throws NetworkError, and DeviceUnavailable where the browser cannot run it. */
 export async function compileKernels(url: string): Promise<WebAssembly.Module> {
   let response: Response;
@@ -29,11 +44,15 @@ export class CpuKernels {
   busyMs = 0;
   readonly #memory: WebAssembly.Memory;
   readonly #exports: Readonly<Record<string, WebAssembly.ExportValue>>;
+  readonly #names: readonly string[];
   #bytes: Uint8Array<ArrayBuffer>;
+  #heap: PythonHeap | null = null;
+  #at = 0;
 
   constructor(module: WebAssembly.Module) {
     this.#exports = new WebAssembly.Instance(module).exports;
     this.#memory = this.#exports["memory"] as WebAssembly.Memory;
+    this.#names = Object.keys(this.#exports);
     this.#bytes = this.#look();
     this.heapBase = this.call("heap_base");
   }
@@ -54,6 +73,48 @@ export class CpuKernels {
     }
   }
 
+  /** The number by which lists of work know an export; -1 where there is none. */
+  indexOf(name: string): number {
+    return this.#names.indexOf(name);
+  }
+
+  /** The export that `work` called last. */
+  get lastExport(): string {
+    return this.#names[this.#at] ?? "";
+  }
+
+  /** Where `work` finds lists and bytes. */
+  useHeap(heap: PythonHeap): void {
+    this.#heap = heap;
+  }
+
+  /**
+   * Work through a list of `count` u32 at `list` in Python's memory, in order: one call from Python for a whole step. Ends early with
+   * the first result that is not 0. Throws what the engine throws for a trap, and OutsideMemory.
+   */
+  work(list: number, count: number): number {
+    const bytes = this.#heap!.HEAPU8;
+    const words = new Uint32Array(bytes.buffer, list, count);
+    let at = 0;
+    while (at < count) {
+      const kind = words[at]!;
+      const first = words[at + 1]!;
+      const second = words[at + 2]!;
+      if (kind === CALL) {
+        at += 3 + second;
+        this.#at = first;
+        const code = this.call(this.#names[first]!, ...words.subarray(at - second, at));
+        if (code !== 0) return code;
+      } else {
+        const there = words[at + 3]!;
+        if (kind === WRITE) this.window(first, second).set(bytes.subarray(there, there + second));
+        else if (kind === READ) bytes.set(this.window(first, second), there);
+        at += 4;
+      }
+    }
+    return 0;
+  }
+
   /** Have at least `end` bytes; false when the browser refuses. */
   grow(end: number): boolean {
     const missing = end - this.#bytes.length;
@@ -72,10 +133,10 @@ export class CpuKernels {
     this.#bytes.set(data, address);
   }
 
-  /** A view that is valid until memory grows. Throws RangeError outside memory. */
+  /** A view that is valid until memory grows. Throws OutsideMemory. */
   window(address: number, size: number): Uint8Array<ArrayBuffer> {
     if (address + size > this.#bytes.length) {
-      throw new RangeError(`${size} bytes at ${address} leave the module's memory of ${this.#bytes.length} bytes`);
+      throw new OutsideMemory(`${size} bytes at ${address} leave the module's memory of ${this.#bytes.length} bytes`);
     }
     return this.#bytes.subarray(address, address + size);
   }

@@ -35,6 +35,31 @@ test("linear memory is written, grown and read in call order", () => {
   assert.ok(kernels.busyMs >= 0);
 });
 
+test("a list of work is done in order, between Python's memory and the module's, up to a result that is not 0", () => {
+  const kernels = new CpuKernels(new WebAssembly.Module(MODULE));
+  const heap = { HEAPU8: new Uint8Array(new ArrayBuffer(256)) };
+  kernels.useHeap(heap);
+  const run = (...list: readonly number[]): number => {
+    new Uint32Array(heap.HEAPU8.buffer, 64, list.length).set(list);
+    return kernels.work(64, list.length);
+  };
+  const [call, write, read] = [0, 1, 2];
+  const load = kernels.indexOf("load");
+  assert.equal(kernels.indexOf("absent"), -1);
+  heap.HEAPU8.set([1, 2, 3, 4, 5, 6, 7, 8], 0);
+  assert.equal(run(write, 512, 8, 0, read, 514, 4, 16), 0);
+  assert.deepEqual([...heap.HEAPU8.subarray(16, 20)], [3, 4, 5, 6]);
+  assert.equal(run(call, load, 1, 1024, call, load, 1, 512, read, 512, 4, 32), 0x04030201, "the first load gave 0");
+  assert.deepEqual([...heap.HEAPU8.subarray(32, 36)], [0, 0, 0, 0], "nothing is done behind a fault");
+  assert.equal(kernels.lastExport, "load");
+  heap.HEAPU8 = new Uint8Array(new ArrayBuffer(512)); // Python's memory has grown
+  assert.equal(run(read, 512, 4, 32), 0);
+  assert.deepEqual([...heap.HEAPU8.subarray(32, 36)], [1, 2, 3, 4]);
+  assert.throws(() => run(write, 65536, 4, 0), { name: "OutsideMemory" });
+  assert.throws(() => run(call, load, 1, 1 << 30), WebAssembly.RuntimeError);
+  assert.equal(run(), 0);
+});
+
 test("a list that is no plan is refused", () => {
   for (const length of [0, 4]) assert.throws(() => new Replay([], [], new Int32Array(length)), RangeError);
 });
@@ -48,13 +73,17 @@ test("a port gives ops and answers as they were sent, and nothing after it is cl
   port2.postMessage(portMessage("answer", '{"s":"done","r":"]"}'));
   port2.postMessage({ not: "text" });
   port2.postMessage([opMessage("ws.new", '{"ws":2}'), 7, portMessage("answer", '{"s":"pending","w":[]}')]);
+  port2.postMessage([opMessage("submit", '{"outs":[3]}'), portMessage("answer", '{"s":"pending","w":[3]}')]);
   port2.postMessage(portMessage("fault", '{"type":"Trap","message":"unreachable"}'));
   const told = new Promise<string>((resolve) => (port2.onmessage = ({ data }) => resolve(data as string)));
   await new Promise<void>((resolve) =>
-    port.open((...what) => {
-      heard.push(what);
-      if (what[0] === "fault") resolve();
-    }),
+    port.open(
+      (...what) => {
+        heard.push(what);
+        if (what[0] === "fault") resolve();
+      },
+      (...what) => heard.push(["step", ...what]),
+    ),
   );
   assert.deepEqual(heard, [
     ["op", "ws.new", '{"ws":1}'],
@@ -62,6 +91,7 @@ test("a port gives ops and answers as they were sent, and nothing after it is cl
     ["answer", "", '{"s":"done","r":"]"}'],
     ["op", "ws.new", '{"ws":2}'],
     ["answer", "", '{"s":"pending","w":[]}'],
+    ["step", "submit", '{"outs":[3]}', '{"s":"pending","w":[3]}'],
     ["fault", "", '{"type":"Trap","message":"unreachable"}'],
   ]);
   port.send("resume", "[[1,true,2]]");
