@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pie_core.device.mask_block import mask_block
 from pie_core.device.protocol import NONE, PAGE_TOKENS, Buffer, Device, DeviceError, Launch, TemplateSpec, Weight
@@ -23,6 +23,7 @@ VOCAB = 6
 FIRST, WINDOW, SINKS = 13, 4, 2  # of the masked run: keys 0 and 1, those of the window, and the bits of
 MASKS = ((14,), (13, 15), (13, 14, 16))  # each token, whose place is its position
 LOGITS = 49_152
+FORMATS = ("f32", "f16", "q4_1", "q8_0")  # of weights in products
 PERIOD = 96  # the logits matrix repeats its rows, so few answers check all of it
 
 Matrix = list[list[float]]
@@ -233,13 +234,15 @@ class SelfTest:
             want = [v for query, chosen in zip(queries, seen, strict=True) for v in attended(query, chosen, keys, values)]
             await self.check(name, out, 0, want)
 
-    async def all(self) -> None:
-        """Every template, every weight format, and logits of a full vocabulary."""
+    async def all(self, formats: Collection[str] = FORMATS) -> None:
+        """Every template, products with weights of `formats`, and logits of a full vocabulary (always of q8_0)."""
         step = self.step()
         await self.embed_and_norm(step)
         for fmt, add in (("f32", False), ("f16", True)):
-            await self.linear(step, fmt, plain_block(fmt, self.values, 40, 64), add)
-        await self.linear(step, "q4_1", q4_1_block(self.values, 40, 64), True)
+            if fmt in formats:
+                await self.linear(step, fmt, plain_block(fmt, self.values, 40, 64), add)
+        if "q4_1" in formats:
+            await self.linear(step, "q4_1", q4_1_block(self.values, 40, 64), True)
         await self.linear(step, "q8_0", q8_0_block(self.values, PERIOD, 32), False, LOGITS // PERIOD)
         await self.attention(step)
 

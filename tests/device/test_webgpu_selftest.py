@@ -9,7 +9,7 @@ import pytest
 
 from pie_core.device import templates
 from pie_core.device.protocol import Device, DeviceError, KernelSpec, TemplateSpec
-from pie_core.device.selftest import self_test
+from pie_core.device.selftest import SelfTest, self_test
 from tests.support.lavapipe import as_gpu, lavapipe
 
 
@@ -50,6 +50,18 @@ async def test_names_the_wrong_kernel(name: str, change: dict[str, Any], named: 
     wrong: Any = Tampered(lavapipe(), name, change)
     with pytest.raises(DeviceError, match=f"kernel {named} is wrong on webgpu device 'llvmpipe.*use another device"):
         await self_test(wrong)
+
+
+async def test_formats_that_no_matrix_has_are_left_out_and_no_others() -> None:
+    wrong: Any = Tampered(lavapipe(), "linear", {"add": False})  # harms what adds: f16 and q4_1
+    for formats, named in (({"f32", "q8_0"}, None), ({"q4_1", "q8_0"}, "linear fmt=q4_1 m=40"), ({"f16"}, "linear fmt=f16 m=40")):
+        test = SelfTest(wrong)
+        if named is None:
+            await test.all(formats)
+        else:
+            with pytest.raises(DeviceError, match=f"kernel {named} is wrong"):
+                await test.all(formats)
+        test.close()
 
 
 class Maskless(Tampered):

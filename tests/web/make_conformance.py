@@ -131,12 +131,15 @@ def norms(w: Writer) -> None:
 
 
 def linears(w: Writer) -> None:
-    for fmt in FORMATS:
+    """Every format in every bucket. A software adapter has three kernels a format (1, 2, and 4 rows at a time), which SwiftShader compiles
+    for half a second each; `add` and `rows` change with format and kernel, so that each pair of choices is there."""
+    for place, fmt in enumerate(FORMATS):
         raw = oracles.raw_weight(np.random.default_rng(2), fmt, 37, 96)
         every = np.random.default_rng(3).standard_normal((64, 96)).astype(np.float32)
         sums = np.random.default_rng(4).standard_normal((64, 37)).astype(np.float32)
         for bucket, count in ((1, 1), (2, 2), (4, 3), (8, 8), (16, 13), (32, 31), (64, 33)):
-            add, rows = bucket in (2, 16), "reads" if bucket in (4, 16) else "tokens"
+            kernel = min(bucket.bit_length() - 1, 2)
+            add, rows = bool((place + kernel) % 2), "reads" if (place // 2 + kernel) % 2 else "tokens"
             x, before = every[:count], sums[:count]
             want = x @ raw.matrix.T + (before if add else 0)
             step = rows_step(count) if rows == "tokens" else rows_step(1, tuple([0] * count))
@@ -174,9 +177,9 @@ def ropes(w: Writer) -> None:
 
 
 def attentions(w: Writer) -> None:
-    for head_dim, heads, kv_heads in ((4, 2, 1), (64, 3, 1), (80, 2, 2), (128, 2, 1), (256, 1, 1)):
+    for head_dim, heads, kv_heads in ((4, 2, 1), (32, 3, 1), (80, 2, 2), (128, 2, 1), (256, 1, 1)):
         rng = np.random.default_rng(head_dim)
-        long = 12 if head_dim == 64 else 2  # pages
+        long = 12 if head_dim == 32 else 2  # pages
         tables = [tuple(range(3, 3 + long)), (1, 0)]
         tokens = [
             Token(pos=16 * long - 1),

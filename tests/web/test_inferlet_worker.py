@@ -129,7 +129,9 @@ def test_a_flood_of_submits_is_refused_at_the_authors_line(pool: Page) -> None:
 
 
 ENDED = [
-    ("def main(i):\n    x = []\n    for _ in range(200000): x = [x]\n    return repr(x)", "GuestTrap", "nested too deeply"),
+    ("def main(i):\n    x = []\n    for _ in range(200000): x = [x]\n    return repr(x)", "StackLimitExceeded", "nested too deeply"),
+    ("import json\ndef main(i): json.loads('[' * 100000)", "StackLimitExceeded", "deep data in json"),
+    ("def main(i):\n    s = 'ab'\n    while True: s = s + s", "MemoryLimitExceeded", "most likely beyond its 256 MiB"),
     ("import _socket\ndef main(i): _socket.socket()", "GuestTrap", "wasi:sockets/tcp-create-socket#create-tcp-socket"),
     ("import select\ndef main(i): select.select([], [], [], 5)", "GuestTrap", "wasi:clocks/monotonic-clock#subscribe-duration"),
     ("def main(i): return 'x' * (17 << 20)", "OutputLimitExceeded", "16,777,216"),

@@ -98,7 +98,7 @@ async def _bring_up(host: Any, opened: OpenDevice, checkpoint: PageCheckpoint, s
         test = AskedTest(device)
     try:
         with _self_test():
-            await test.ask()
+            await test.ask({info.fmt for info in checkpoint.tensors.values() if len(info.dims) > 1})
         runner = ModelRunner.load(device, checkpoint, kv_pool_bytes=int(host.kvPoolBytes), progress=progress)
         host.progress("selftest", 0, 0)
         with _self_test():

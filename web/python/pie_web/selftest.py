@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from pie_core.device.protocol import Buffer, Device, DeviceError, DeviceInfo
-from pie_core.device.selftest import POSITIONS, SelfTest
+from pie_core.device.selftest import FORMATS, POSITIONS, SelfTest
 
 
 class _Question(NamedTuple):
@@ -46,9 +46,10 @@ class AskedTest(SelfTest):
         answer = asyncio.ensure_future(self.device.read(buffer, offset * 4, len(expected) * 4))
         self._questions.append(_Question(name, buffer, offset, expected, answer))
 
-    async def ask(self) -> None:
-        """Everything is on its way to the device when this returns; it waits for nothing."""
-        await self.all()
+    async def ask(self, formats: Collection[str] = FORMATS) -> None:
+        """Everything is on its way to the device when this returns; it waits for nothing. `formats`: those of the model's matrices; the
+        kernels of others never run, and a software adapter compiles each for half a second."""
+        await self.all(formats)
 
     async def verdict(self) -> None:
         """Raises DeviceError that names the first wrong kernel."""

@@ -8,7 +8,8 @@ export async function keepPage(): Promise<void> {
   if (workers === undefined || workers.controller !== null) return;
   const controlled = new Promise<void>((resolve) => workers.addEventListener("controllerchange", () => resolve(), { once: true }));
   try {
-    await workers.register("/web/sw.js", { scope: "/", type: "module" });
+    const registered = (await workers.register("/web/sw.js", { scope: "/", type: "module" })) as ServiceWorkerRegistration | undefined;
+    if (!isComing(registered)) return;
     await Promise.race([controlled, new Promise((resolve) => setTimeout(resolve, LONGEST_MS))]);
   } catch {
     return; // private windows refuse
@@ -16,4 +17,10 @@ export async function keepPage(): Promise<void> {
   // What was loaded before there was somebody to keep it.
   const early = performance.getEntriesByType("resource").map((entry) => entry.name);
   for (const url of ["/hello", ...early]) void fetch(url).catch(() => undefined);
+}
+
+/** Whether a worker is about to take this page. One that is active already and has not is passed by: a reload past all caches, or automation. */
+function isComing(registered: ServiceWorkerRegistration | undefined): boolean {
+  const { installing, waiting, active } = registered ?? {};
+  return Boolean(installing ?? waiting) || active?.state === "activating";
 }

@@ -81,16 +81,23 @@ export async function openGuest(component: Transpiled, modules: Pick<ModuleStore
   return guest;
 }
 
-/** Why a step of a guest threw. */
+/** The runtime frees an object that is none any more: what CPython makes of a text whose growth in place (s += s) was refused. */
+const FREES_NOTHING = /^(?:\w*Error: [^\n]*\n)?\s*(?:at )?\S*\b_Py_Dealloc\b/;
+
+/** Why a step of a guest threw, in the server's types and words (server/sandbox.py). */
 export function faultOf(error: unknown, memoryBytes: number): Fault {
   if (error instanceof WasiDenied) return { type: "GuestTrap", message: error.message };
   const { message, stack } = error instanceof Error ? { message: error.message, stack: error.stack ?? "" } : { message: String(error), stack: "" };
   if (/call stack|too much recursion/i.test(message)) {
-    return { type: "GuestTrap", message: "the inferlet nested too deeply and exhausted its stack" };
+    const causes = "deep data in json, repr or a comparison, or deep calls through C";
+    return { type: "StackLimitExceeded", message: `the inferlet nested too deeply and exhausted its stack: ${causes}` };
   }
+  const beyond = `most likely beyond its ${memoryBytes >> 20} MiB of memory`;
   if (/fatal_error|Py_FatalError|PyErr_Display|PyErr_Print/.test(stack)) {
-    const room = `${memoryBytes >> 20} MiB`;
-    return { type: "GuestTrap", message: `the inferlet's Python runtime failed outside the program, most likely for want of memory (it may have ${room})` };
+    return { type: "MemoryLimitExceeded", message: `the inferlet's Python runtime failed outside the program, ${beyond}` };
+  }
+  if (/null/.test(message) && FREES_NOTHING.test(stack)) {
+    return { type: "MemoryLimitExceeded", message: `the inferlet's Python runtime failed while an object grew, ${beyond}` };
   }
   return { type: "GuestTrap", message: `the inferlet crashed: ${message}` };
 }

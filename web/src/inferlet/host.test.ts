@@ -143,7 +143,7 @@ test("budgets of futures, logs, sent values, ops of a step, and payloads", () =>
   refused("BudgetExceeded", /futures in flight: 2/)(futures.call("receive", { f: 3 }));
   const logs = host({ logged: 5 });
   assert.equal(logs.call("log", { level: "info", text: "12345" }), "");
-  refused("BudgetExceeded", /^log: 6 in use, the cap is 5; log less$/)(logs.call("log", { level: "info", text: "6" }));
+  refused("BudgetExceeded", /^characters printed and logged: 6 in use, the cap is 5; print\(\) and log\(\) less$/)(logs.call("log", { level: "info", text: "6" }));
   const sends = host({ stepSent: 20, sent: 30 });
   assert.equal(sends.call("send", { value: 1234 }), "");
   refused("BudgetExceeded", /sent in one step/)(sends.call("send", { value: 1234 }));
@@ -157,6 +157,26 @@ test("budgets of futures, logs, sent values, ops of a step, and payloads", () =>
   const chars = host({ stepChars: 10 });
   refused("BudgetExceeded", /characters of one step/)(chars.call("ws.new", { ws: 12345678 }));
   refused("OutputLimitExceeded", /ws.new: 8 characters in one call; the limit is 7/)(host({ text: 7 }).call("ws.new", { ws: 1 }));
+});
+
+test("handles, programs and channel cells are counted while they are alive", () => {
+  const { call, posted } = host({ handles: 3, programs: 1, cellWords: 12 });
+  const full = refused("BudgetExceeded", /^handles: 3 in use, the cap is 3; drop working sets and close pipelines that are done$/);
+  const channel = (ch: number, capacity: number): unknown => call("ch.new", { ch, dtype: "f32", shape: [2, 3], capacity });
+  assert.equal(call("ws.new", { ws: 1 }), "");
+  assert.equal(call("pipe.new", { pipe: 2 }), "");
+  refused("BudgetExceeded", /^words of channel cells: 18 in use, the cap is 12; use smaller cells or capacities$/)(channel(3, 2));
+  assert.equal(channel(3, 1), "");
+  full(call("ws.fork", { ws: 4, of: 1 }));
+  full(call("ws.open", { ws: 4, name: "kept", f: 5 }));
+  assert.equal(call("pipe.close", { pipe: 2 }), "");
+  assert.equal(call("ws.open", { ws: 4, name: "kept", f: 5 }), "", "what was refused has not used its ids");
+  full(call("pipe.new", { pipe: 6 }));
+  assert.equal(call("ws.drop", { ws: 1 }), "");
+  refused("BudgetExceeded", /^words of channel cells: 14 in use/)(call("ch.new", { ch: 6, dtype: "bool", shape: [], capacity: 1 }));
+  assert.equal(call("program", { prog: 7, text: "{}" }), "");
+  refused("BudgetExceeded", /^programs: 1 in use, the cap is 1; reuse the ones sent before$/)(call("program", { prog: 8, text: "{}" }));
+  assert.equal(posted.length, 7);
 });
 
 test("an id is used once at a time", () => {

@@ -16,6 +16,9 @@ export class Host {
   readonly #futures = new Map<number, Pass | null>();
   #vocab = 2 ** 32;
   #passes = 0; // submitted, with outputs that have not settled
+  #handles = 0; // working sets, pipelines and channels
+  #programs = 0;
+  #cellWords = 0; // of all channel rings
   #silent = 0; // submitted in this step, without outputs: nothing will say here that they settled
   #ops = 0; // posted in this step
   #chars = 0; // of them
@@ -105,7 +108,7 @@ export class Host {
 
   #log(text: string, payload: string): string {
     this.#logged += characters(text);
-    if (this.#logged > this.#limits.logged) throw over("log", this.#logged, this.#limits.logged, "log less");
+    if (this.#logged > this.#limits.logged) throw over("characters printed and logged", this.#logged, this.#limits.logged, "print() and log() less");
     this.#forward("log", payload); // in order with what else happens
     return "";
   }
@@ -127,13 +130,31 @@ export class Host {
     } else if (name === "send") this.#admitSend(payload.length);
     else if (isFuture) {
       this.#checkFutures();
-      this.#futures.set(this.#fresh(name, fields["f"] as number), null);
-    }
+      const future = this.#fresh(name, fields["f"] as number);
+      this.#admitHandle(name, fields);
+      this.#futures.set(future, null);
+    } else this.#admitHandle(name, fields);
   }
 
   #checkFutures(): void {
     const inFlight = this.#futures.size;
     if (inFlight >= this.#limits.futures) throw over("futures in flight", inFlight, this.#limits.futures, "await some first");
+  }
+
+  /** Handles, programs and channel cells, as in pie_core/host/table.py; a drop of what is not there ends the run in the engine. */
+  #admitHandle(name: string, fields: Fields): void {
+    const { handles, programs, cellWords } = this.#limits;
+    if (name === "program") {
+      if (this.#programs >= programs) throw over("programs", this.#programs, programs, "reuse the ones sent before");
+      this.#programs++;
+    } else if (name === "ws.drop" || name === "pipe.close") this.#handles--;
+    else if (MAKES_HANDLE.has(name)) {
+      const words = name === "ch.new" ? this.#cellWords + ringWords(fields) : this.#cellWords;
+      if (words > cellWords) throw over("words of channel cells", words, cellWords, "use smaller cells or capacities");
+      if (this.#handles >= handles) throw over("handles", this.#handles, handles, "drop working sets and close pipelines that are done");
+      this.#cellWords = words;
+      this.#handles++;
+    }
   }
 
   #admitPass(name: string, outs: readonly number[]): void {
@@ -168,6 +189,14 @@ export class Host {
     this.#chars += payload.length;
     this.#post(opMessage(name, payload));
   }
+}
+
+const MAKES_HANDLE: ReadonlySet<string> = new Set(["ws.new", "ws.fork", "ws.open", "pipe.new", "ch.new"]);
+
+/** u32 words of a channel's ring: one cell more than its capacity. */
+function ringWords(fields: Fields): number {
+  const cell = (fields["shape"] as number[]).reduce((words, extent) => words * extent, 1);
+  return cell * ((fields["capacity"] as number) + 1);
 }
 
 interface Pass {

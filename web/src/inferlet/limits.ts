@@ -5,6 +5,11 @@ export interface Limits {
   readonly outstanding: number;
   /** Futures in flight. */
   readonly futures: number;
+  /** Working sets, pipelines and channels alive. */
+  readonly handles: number;
+  readonly programs: number;
+  /** u32 words of all channel rings. */
+  readonly cellWords: number;
   /** Ops posted in one step, and their characters. */
   readonly stepOps: number;
   readonly stepChars: number;
@@ -22,6 +27,9 @@ export interface Limits {
 export const LIMITS: Limits = {
   outstanding: 64,
   futures: 4096,
+  handles: 4096,
+  programs: 256,
+  cellWords: 1 << 22,
   stepOps: 8192,
   stepChars: 32 << 20,
   stepSent: 8 << 20,

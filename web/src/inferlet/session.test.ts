@@ -84,6 +84,10 @@ const scripted = (...answers: (string | (() => string))[]) => async (): Promise<
   };
   return { start: step, resume: step };
 };
+const stacked = (message: string, ...frames: string[]): Error =>
+  Object.assign(new WebAssembly.RuntimeError(message), {
+    stack: [`RuntimeError: ${message}`, ...frames.map((name) => `    at ${name} (wasm://wasm/python:wasm-function[1]:0x1)`)].join("\n"),
+  });
 const throwing = (error: unknown) => scripted(() => { throw error; });
 
 test("steps follow messages; a clean end", async () => {
@@ -95,7 +99,10 @@ test("steps follow messages; a clean end", async () => {
 for (const [what, guest, fault] of [
   ["a forbidden call", throwing(new WasiDenied("wasi:sockets/tcp#x")), /^GuestTrap: .*may not make: wasi:sockets\/tcp#x$/],
   ["a crash", throwing(new WebAssembly.RuntimeError("unreachable")), /^GuestTrap: the inferlet crashed: unreachable$/],
-  ["its stack", throwing(new RangeError("Maximum call stack size exceeded")), /^GuestTrap: .*nested too deeply/],
+  ["Python's own failure", throwing(stacked("unreachable", "libpython3.14.so.fatal_error")), /^MemoryLimitExceeded: .* beyond its 256 MiB of memory$/],
+  ["a text that cannot grow", throwing(stacked("null function", "libpython3.14.so._Py_Dealloc")), /^MemoryLimitExceeded: .*while an object grew/],
+  ["a null function of its own", throwing(stacked("null function", "ext.call", "libpython3.14.so._Py_Dealloc")), /^GuestTrap: .*null function$/],
+  ["its stack", throwing(new RangeError("Maximum call stack size exceeded")), /^StackLimitExceeded: .*nested too deeply/],
   ["no JSON", scripted("nonsense"), /^GuestFault: the guest answered nonsense, which is no state of the ABI$/],
   ["no state", scripted('{"s":"sleeping"}'), /^GuestFault: /],
   ["null", scripted("null"), /^GuestFault: /],
@@ -159,7 +166,7 @@ for (const [source, type, line, message] of [
   ["def main(i):\n    kept = []\n    while True:\n        kept.append(bytearray(1 << 20))", "MemoryError", 4, /memory limit/],
   ["def main(i):\n    def f(n):\n        return f(n + 1)\n    return f(0)", "RecursionError", 3, /recursion/],
   ["from inferlet import send\ndef main(i):\n    while True: send('y' * 1000)", "BudgetExceeded", 3, /in use, the cap is/],
-  ["def main(i):\n    while True: print('y' * 1000)", "BudgetExceeded", 2, /^log: /],
+  ["def main(i):\n    while True: print('y' * 1000)", "BudgetExceeded", 2, /^characters printed and logged: /],
   ["from inferlet import send\ndef main(i):\n    send('x' * (17 << 20))", "OutputLimitExceeded", 3, /the limit is 16,777,216/],
 ] as const) {
   test(`an author's error: ${type} ${JSON.stringify(source).slice(0, 60)}`, needs, async () => {
@@ -172,7 +179,7 @@ for (const [source, type, line, message] of [
 }
 
 for (const [source, type, message] of [
-  ["def main(i):\n    x = []\n    for _ in range(200000): x = [x]\n    return repr(x)", "GuestTrap", /nested too deeply/],
+  ["def main(i):\n    x = []\n    for _ in range(200000): x = [x]\n    return repr(x)", "StackLimitExceeded", /nested too deeply/],
   ["import _socket\ndef main(i): _socket.socket()", "GuestTrap", /wasi:sockets\/tcp-create-socket#create-tcp-socket/],
   ["import select\ndef main(i): select.select([], [], [], 5)", "GuestTrap", /wasi:clocks\/monotonic-clock#subscribe-duration/],
   ["def main(i): return 'x' * (17 << 20)", "OutputLimitExceeded", /16,777,216/],
