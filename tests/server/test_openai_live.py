@@ -210,10 +210,10 @@ def test_prompts_are_shared_between_requests_of_one_key_only(tiny: LiveServer) -
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("stream", [False, True])
 def test_usage_tells_what_came_out_of_the_cache(tiny: LiveServer, n: int, stream: bool) -> None:
-    prompt = [{"role": "user", "content": f"a prompt of its own for {n} answers, {'streamed' if stream else 'whole'} " * 6}]
+    prompt = [{"role": "user", "content": "a prompt that is longer than some pages " * 6}]
 
     def cached(key: str, **fields: Any) -> int:
-        with openai.OpenAI(base_url=f"{tiny.url}/v1", api_key=key, max_retries=0) as client:
+        with openai.OpenAI(base_url=f"{tiny.url}/v1", api_key=f"{key} {n} {stream}", max_retries=0) as client:
             body = {"model": tiny.model, "messages": prompt, "max_tokens": 4, "n": n, **fields}
             if stream:
                 *_, last = client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **body)
