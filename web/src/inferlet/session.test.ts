@@ -125,7 +125,7 @@ test("the time of all steps together is bounded", async () => {
   assert.match(fault?.message ?? "", /0.05 s of CPU time in total/);
 });
 
-// --- the real component
+// --- the real component; what its programs can do wrong is tested in a browser: tests/web/test_inferlet_worker.py
 
 const assets = process.env["PIE_WEB_ASSETS"];
 const needs = { skip: assets === undefined && "PIE_WEB_ASSETS is not set: pytest tests/web/test_node.py sets it" };
@@ -150,44 +150,3 @@ test("the seed's example", needs, async () => {
   assert.equal(ops.filter(([name]) => name === "submit").length, 8);
   assert(clean);
 });
-
-// source, type, line (null: any), message
-for (const [source, type, line, message] of [
-  ["async def main(i):\n    x = 1\n    return 1 / 0", "ZeroDivisionError", 3, /division/],
-  ["async def main(i):\n    x = (\n", "SyntaxError", 2, /never closed/],
-  ["x = 1", "MainMissing", null, /main/],
-  ["def main(i): return {1, 2}", "ResultNotJson", null, /set/],
-  ["import asyncio\nasync def main(i):\n    await asyncio.Event().wait()", "Deadlock", 3, /waits/],
-  ["def main(i):\n    return open('/etc/passwd').read()", "FileNotFoundError", 2, /passwd/],
-  ["import os\ndef main(i):\n    return os.listdir('/')", "FileNotFoundError", 3, /\//],
-  ["import time\ndef main(i):\n    time.sleep(1)", "PermissionError", 3, /inferlet.sleep/],
-  ["import socket\ndef main(i):\n    socket.create_connection(('127.0.0.1', 80))", "PermissionError", 3, /network/],
-  ["def main(i):\n    return bytearray(1 << 30)", "MemoryError", 2, /memory limit/],
-  ["def main(i):\n    kept = []\n    while True:\n        kept.append(bytearray(1 << 20))", "MemoryError", 4, /memory limit/],
-  ["def main(i):\n    def f(n):\n        return f(n + 1)\n    return f(0)", "RecursionError", 3, /recursion/],
-  ["from inferlet import send\ndef main(i):\n    while True: send('y' * 1000)", "BudgetExceeded", 3, /in use, the cap is/],
-  ["def main(i):\n    while True: print('y' * 1000)", "BudgetExceeded", 2, /^characters printed and logged: /],
-  ["from inferlet import send\ndef main(i):\n    send('x' * (17 << 20))", "OutputLimitExceeded", 3, /the limit is 16,777,216/],
-] as const) {
-  test(`an author's error: ${type} ${JSON.stringify(source).slice(0, 60)}`, needs, async () => {
-    const { answers, fault } = await run(python, source);
-    assert.equal(fault, null);
-    const { e } = answers.at(-1) as { e: { type: string; file: string; line: number | null; message: string } };
-    assert.deepEqual([e.type, e.file, line === null ? null : e.line], [type, "program.py", line]);
-    assert.match(e.message, message);
-  });
-}
-
-for (const [source, type, message] of [
-  ["def main(i):\n    x = []\n    for _ in range(200000): x = [x]\n    return repr(x)", "StackLimitExceeded", /nested too deeply/],
-  ["import _socket\ndef main(i): _socket.socket()", "GuestTrap", /wasi:sockets\/tcp-create-socket#create-tcp-socket/],
-  ["import select\ndef main(i): select.select([], [], [], 5)", "GuestTrap", /wasi:clocks\/monotonic-clock#subscribe-duration/],
-  ["def main(i): return 'x' * (17 << 20)", "OutputLimitExceeded", /16,777,216/],
-] as const) {
-  test(`a guest that is ended: ${JSON.stringify(source).slice(0, 60)}`, needs, async () => {
-    const { fault, clean } = await run(python, source);
-    assert.equal(fault?.type, type);
-    assert.match(fault.message, message);
-    assert(!clean);
-  });
-}
