@@ -17,19 +17,32 @@ from tests.support.paths import default_model
 
 
 class Job(NamedTuple):
-    """An inferlet's file name, source and input."""
+    """An inferlet's file name, source and input, and what its client sends before it begins."""
 
     name: str
     source: str
     input: dict[str, Any]
+    messages: tuple[Any, ...] = ()
+
+
+class Ended(NamedTuple):
+    """What an inferlet sent, and its result or the exception that ended it."""
+
+    sent: list[Any]
+    result: Any
 
 
 def run_jobs(kind: Kind, jobs: Sequence[Job]) -> list[Any]:
     """What each inferlet returned, or the exception that ended it; one after another on one engine."""
+    return [ended.result for ended in talk_to(kind, jobs)]
+
+
+def talk_to(kind: Kind, jobs: Sequence[Job]) -> list[Ended]:
+    """As `run_jobs`, with what each sent to its client."""
     return asyncio.run(_run(kind, jobs))
 
 
-async def _run(kind: Kind, jobs: Sequence[Job]) -> list[Any]:
+async def _run(kind: Kind, jobs: Sequence[Job]) -> list[Ended]:
     path = default_model()
     checkpoint = open_gguf(path)
     text = load_text(checkpoint)
@@ -38,17 +51,20 @@ async def _run(kind: Kind, jobs: Sequence[Job]) -> list[Any]:
     engine.start()
     limits = runner.limits
     facts = ModelFacts("SmolLM2", limits.vocab, limits.hidden, limits.context, tuple(text.spec["eos"]), limits.pages)
-    services, sandbox, results = Services(facts, text.tokenizer, text.chat), Sandbox(spares=1), []
+    services, sandbox, ended = Services(facts, text.tokenizer, text.chat), Sandbox(spares=1), []
     try:
         for job in jobs:
             process = Process(engine, services, job.name)
+            for message in job.messages:
+                process.deliver(message)
             try:
-                results.append(await process.run(sandbox.open(process.port), process.request(job.source, job.input)))
+                result = await process.run(sandbox.open(process.port), process.request(job.source, job.input))
             except Exception as error:  # a test shows it
-                results.append(error)
+                result = error
+            ended.append(Ended([message async for message in process.messages()], result))
     finally:
         sandbox.close()
         await engine.stop()
         runner.close()
         checkpoint.close()
-    return results
+    return ended
