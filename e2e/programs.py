@@ -96,5 +96,31 @@ async def main(input):
 """
 )
 
+REUSE = (
+    HEAD
+    + """
+from inferlet.errors import ContextLengthExceeded, InvalidPass
+
+async def ask(ids, reuse):
+    ws, pipe, fwd = WorkingSet(reuse=reuse), Pipeline(), ForwardPass()
+    fwd.embed(ids)
+    fwd.state([ws])
+    out = fwd.epilogue(GREEDY)
+    pipe.submit(fwd)
+    return [await out, await ws.cached()]
+
+async def refused(ids):
+    try:
+        await model.prewarm(ids)
+    except (ContextLengthExceeded, InvalidPass) as error:
+        return str(error)
+
+async def main(input):
+    ids = input["prompt"]
+    ahead = [await model.prewarm(ids), await model.prewarm(ids[:15])]
+    return [ahead, await ask(ids, True), await ask(ids, False), await refused([model.vocab]), await refused([1] * (model.context + 1))]
+"""
+)
+
 ENDLESS = "async def main(input):\n    while True:\n        pass\n"
 RAISES = "from inferlet import send\n\nasync def main(input):\n    send('before')\n    raise ValueError('what went wrong')\n"

@@ -146,3 +146,37 @@ async def test_what_is_too_short_to_cache_is_no_error(tiny_model: Path, tmp_path
         assert service.prewarm_text.endswith(" tokens of 2 files")
     finally:
         await service.close()
+
+
+AHEAD = """
+from inferlet import model
+from inferlet.eta import ForwardPass, Pipeline, WorkingSet, intrinsics, reduce_argmax
+
+async def main(input):
+    ids = list(range(100, 150))
+    made = await model.prewarm(ids) if input["make"] else None
+    ws, pipe, fwd = WorkingSet(reuse=input["reuse"]), Pipeline(), ForwardPass()
+    fwd.embed(ids)
+    fwd.state([ws])
+    out = fwd.epilogue(lambda: reduce_argmax(intrinsics.output(0, "logits")))
+    pipe.submit(fwd)
+    await out
+    return [made, await ws.cached()]
+"""
+
+
+async def test_what_an_inferlet_makes_ahead_is_found_by_later_ones_of_its_tenant(tiny_model: Path) -> None:
+    service = Service.from_settings(Settings(model=str(tiny_model), device="cpu", kv_pool_mb=4))
+    try:
+        await service.load()
+
+        async def ran(tenant: str, make: bool = False, reuse: bool = True) -> Any:
+            return await service.run(AHEAD, "ahead.py", {"make": make, "reuse": reuse}, tenant=tenant)
+
+        assert await ran("a", make=True, reuse=False) == [48, 0]
+        assert await ran("a") == [None, 48]
+        assert await ran("b", reuse=False) == [None, 0]
+        assert await ran("b") == [None, 0]
+        assert await ran("b", make=True) == [48, 48]
+    finally:
+        await service.close()
