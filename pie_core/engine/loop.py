@@ -11,7 +11,7 @@ from typing import Any
 
 from pie_core.device.protocol import DeviceError, DeviceLost
 from pie_core.engine.arena import Arena
-from pie_core.engine.errors import EngineError, EngineLost, EngineStopped, OutOfPages, OutOfSlots, PassFailed, PassSkipped
+from pie_core.engine.errors import EngineError, EngineLost, EngineStopped, PassFailed, PassSkipped
 from pie_core.engine.forward import SHORT_PASS, Pass
 from pie_core.engine.instance import Instance, InstanceLimits
 from pie_core.engine.linger import Linger
@@ -23,7 +23,7 @@ from pie_core.engine.pipeline import Pipeline
 from pie_core.engine.predict import Guess, Predictor
 from pie_core.engine.prefix_cache import PrefixCache
 from pie_core.engine.program_info import ProgramInfo, ProgramInfos
-from pie_core.engine.recurrent import StatePool, slots_needed
+from pie_core.engine.recurrent import StatePool
 from pie_core.engine.reuse import prewarm
 from pie_core.engine.runner import Runner, StepHandle
 from pie_core.engine.saved_sets import MemoryStore, SavedSets, SetStore
@@ -308,6 +308,7 @@ class Engine:
             if self._wait > 0 or (self._flights and not self._worth_running_ahead()):
                 return False
         self._dirty = False
+        granted: set[Pass] = set()
         while True:
             step = self.scheduler.fill(self._number)
             if guesses and not self.scheduler.waiting:
@@ -316,17 +317,13 @@ class Engine:
             if step.batch.rows:
                 self._submit(step)
                 if self.scheduler.waiting:
-                    self.pressure.relieve(self.now(), halted=False)
+                    self.pressure.relieve(self.now(), granted, halted=False)
                 return True
             if self.scheduler.changed:
                 continue
-            made, self._wait = self.pressure.relieve(self.now(), halted=not self._flights)
-            if made:
-                continue
-            victim = self.scheduler.deadlocked() if not self._flights and not self._wait else None
-            if victim is None:
+            again, self._wait = self.pressure.relieve(self.now(), granted, halted=not self._flights)
+            if not again:
                 return False
-            self._give_way(victim)
 
     def _guesses(self) -> list[Guess]:
         """The passes that all pipelines are expected to submit that would be waited for; else none. Only on an idle device (a busy one
@@ -468,33 +465,6 @@ class Engine:
             work.fail(cause)
         self.predictor.failed(step, cause)
         self._answer(step.passes, self.now())
-
-    def _give_way(self, victim: Pass) -> None:
-        pool, owner = self.pool, victim.instance
-        victim.pipe.queue.remove(victim)
-        if not victim.pipe.queue:
-            owner.idle(victim.pipe)
-        self.metrics.failed_passes += 1
-        states = self.states
-        if states is not None and (need := slots_needed(victim)) > states.free:
-            victim.fail(
-                OutOfSlots(
-                    f"the pass needs {need} slots of recurrent state, {states.free} of {states.total} are free, and everybody who holds "
-                    "some waits for more; this, the youngest instance, gives way: drop working sets, or commit their buffers",
-                    needed=need,
-                    free=states.free,
-                    total=states.total,
-                )
-            )
-            return
-        victim.fail(
-            OutOfPages(
-                f"all {pool.total} KV pages are in use and everybody who holds some waits for more; "
-                f"this, the youngest instance, gives way with {owner.pages} pages",
-                total=pool.total,
-                held=owner.pages,
-            )
-        )
 
     def _lose(self, cause: EngineLost) -> None:
         self.lost = cause

@@ -6,10 +6,11 @@ youngest that wait themselves. Passes keep their places in the queues; a set wit
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from pie_core.engine.errors import EngineError, PassSkipped
+from pie_core.engine.errors import EngineError, OutOfPages, OutOfSlots, PassSkipped
 from pie_core.engine.forward import FOLDING, Part, Pass
 from pie_core.engine.pipeline import Pipeline
 from pie_core.engine.recurrent import slots_needed
@@ -75,8 +76,16 @@ class Revival:
         self.work.instance.engine.poke()
 
 
+class Relief(NamedTuple):
+    """What became of those who wait. `again`: somebody may find room now, look at once; `wait`: seconds until it pays to ask again, 0
+    for not by itself."""
+
+    again: bool
+    wait: float
+
+
 class Pressure:
-    """Makes room for passes that wait for pages."""
+    """Makes room for passes that wait for pages or for slots of recurrent state."""
 
     __slots__ = ("_instances", "_metrics", "_pool", "_predictor", "_scheduler")
 
@@ -89,13 +98,16 @@ class Pressure:
         self._predictor = predictor
         self._metrics = metrics
 
-    def relieve(self, now: float, *, halted: bool) -> tuple[bool, float]:
-        """(whether the oldest waiting pass may find room now, seconds until it pays to ask again, 0 for not by itself).
-        `halted`: nothing runs and nothing can."""
-        waiting = self._scheduler.waiting
+    def relieve(self, now: float, granted: set[Pass], *, halted: bool) -> Relief:
+        """Make room for the oldest waiting pass by pausing others, if that can be reached at all: nobody is paused in vain. `halted`:
+        nothing runs and nothing can. Then, in this order: sets that are in use are paused too; who fits into what is free goes past the
+        oldest, if it holds pages (it gives them back once it is through); the youngest holder fails where everybody who holds pages
+        waits; newcomers go past, since a silent holder is all that the oldest waits for.
+        `granted`: who was promised room since the last step; nobody is twice, so that this comes to an end."""
+        waiting = sorted(self._scheduler.waiting, key=lambda w: (w[0].instance.age, min(part.ws.number for part in w[0].parts)))
         if not waiting:
-            return False, 0.0
-        work, need = min(waiting, key=lambda w: (w[0].instance.age, min(part.ws.number for part in w[0].parts)))
+            return Relief(False, 0.0)
+        work, need = waiting[0]
         asker = work.instance.revivals[work.revives].asker if work.revives is not None else work
         kept = {part.ws for part in (*work.parts, *asker.parts)}
         sets = [ws for instance in self._instances for ws in instance.working_sets if ws.pages and ws not in kept]
@@ -103,39 +115,105 @@ class Pressure:
             if ws.guess is not None and ws.used_at + PATIENCE <= now:
                 self._predictor.drop(ws.guess)
         unused = [ws for ws in sets if ws.order.idle and ws.may_pause()]
-        cold = sorted((ws for ws in unused if ws.used_at + PATIENCE <= now), key=lambda ws: ws.used_at)
+        victims = self._in_order(sorted((ws for ws in unused if ws.used_at + PATIENCE <= now), key=lambda ws: ws.used_at))
         # one sum for both: rounded differently, a set could be neither cold nor about to be, and nobody would ask again
-        soon = min((due - now for ws in unused if (due := ws.used_at + PATIENCE) > now), default=0.0)
-        if self._pause(cold, work, need):
-            return self._promised(work, need), 0.0
+        fresh = [*unused, *(ws for ws in sets if ws.guess is not None)]
+        soon = min((due - now for ws in fresh if (due := ws.used_at + PATIENCE) > now), default=0.0)
+        if halted and not soon:  # the youngest first: both tables are in order
+            victims += self._in_order(ws for ws in reversed(sets) if not ws.order.idle and ws.may_pause())
+        if self._pause(victims, work, need):
+            self._scheduler.promise = (work, need)
+            return Relief(True, 0.0)
         if not halted or soon:
-            return False, soon
-        stuck = [ws for ws in reversed(sets) if not ws.order.idle and ws.may_pause()]  # the youngest first: both tables are in order
-        if self._pause(stuck, work, need) or self._enough(work, need):
-            return self._promised(work, need), 0.0
-        return False, 0.0
+            return Relief(False, soon)
+        return Relief(self._promise(waiting[:1], granted) or self._go_past(waiting[1:], granted), 0.0)
+
+    def _go_past(self, younger: list[tuple[Pass, int]], granted: set[Pass]) -> bool:
+        """The oldest cannot be helped: whether somebody else may run, or failed so that others can."""
+        scheduler = self._scheduler
+        if self._promise([(work, need) for work, need in younger if work.instance.pages], granted):
+            return True
+        holders = {instance for instance in self._instances if instance.pages}
+        stuck = {work.instance: work for work, _ in scheduler.waiting if work.instance.pages}
+        if stuck and len(stuck) == len(holders):
+            self._give_way(stuck[max(stuck, key=lambda instance: instance.age)])
+            return True
+        # who was let past does not count: the next one behind it could hide for ever that all others are stuck
+        if not any(instance not in stuck and instance not in scheduler.let_past for instance in holders):
+            return False
+        if not self._promise(younger, granted):
+            return False
+        assert scheduler.promise is not None
+        scheduler.let_past.add(scheduler.promise[0].instance)
+        return True
+
+    def _promise(self, waiting: Iterable[tuple[Pass, int]], granted: set[Pass]) -> bool:
+        """Keep what is free for the first of `waiting` whom it suffices, of those who were not `granted` it before."""
+        for work, need in waiting:
+            if work not in granted and self._enough(work, need):
+                self._scheduler.promise = (work, need)
+                granted.add(work)
+                return True
+        return False
 
     def _enough(self, work: Pass, need: int) -> bool:
         """Whether `need` pages are free, and slots for the recurrent states of `work`."""
         states = work.instance.engine.states
         return self._pool.free >= need and (states is None or states.free >= slots_needed(work))
 
-    def _pause(self, sets: Iterable[WorkingSet], work: Pass, need: int) -> bool:
-        """Pause some of `sets` until `need` pages are free for `work`; whether that was reached by pausing. Sets whose pages all have
-        other holders too go last."""
-        pool = self._pool
-        order = sorted(sets, key=lambda ws: all(pool.refs(page) > 1 for page in ws.pages))
-        gone = 0
-        for ws in order:
+    def _in_order(self, sets: Iterable[WorkingSet]) -> list[WorkingSet]:
+        """Sets whose pages all have other holders too go last."""
+        refs = self._pool.refs
+        return sorted(sets, key=lambda ws: all(refs(page) > 1 for page in ws.pages))
+
+    def _pause(self, sets: list[WorkingSet], work: Pass, need: int) -> bool:
+        """Pause the first of `sets` until `need` pages are free for `work`, and its slots. False: there is enough already, or all of
+        them together would not do; then nothing has changed."""
+        if not sets or self._enough(work, need) or not self._would_do(sets, work, need):
+            return False
+        for ws in sets:
+            ws.pause()
+            self._metrics.paused += 1
             if self._enough(work, need):
                 break
-            ws.pause()
-            gone += 1
-        self._metrics.paused += gone
-        return gone > 0 and self._enough(work, need)
-
-    def _promised(self, work: Pass, need: int) -> bool:
-        if self._scheduler.promise is not None and self._scheduler.promise[0] is work:
-            return False
-        self._scheduler.promise = (work, need)
         return True
+
+    def _would_do(self, sets: list[WorkingSet], work: Pass, need: int) -> bool:
+        """Whether there would be enough for `work` if all of `sets` were paused: what has other holders too stays."""
+        pool, states = self._pool, work.instance.engine.states
+        if pool.free + sum(len(ws.pages) for ws in sets) < need:
+            return False
+        pages = Counter(page for ws in sets for page in ws.pages)
+        if pool.free + sum(1 for page, n in pages.items() if n == pool.refs(page)) < need:
+            return False
+        if states is None:
+            return True
+        slots = Counter(ws.state.slot for ws in sets if ws.state is not None and ws.state.slot is not None)
+        return states.free + sum(1 for slot, n in slots.items() if n == states.refs(slot)) >= slots_needed(work)
+
+    def _give_way(self, victim: Pass) -> None:
+        """Fail a pass so that others can go on."""
+        pool, owner, states = self._pool, victim.instance, victim.instance.engine.states
+        victim.pipe.queue.remove(victim)
+        if not victim.pipe.queue:
+            owner.idle(victim.pipe)
+        self._metrics.failed_passes += 1
+        if states is not None and (need := slots_needed(victim)) > states.free:
+            victim.fail(
+                OutOfSlots(
+                    f"the pass needs {need} slots of recurrent state, {states.free} of {states.total} are free, and everybody who holds "
+                    "some waits for more; this, the youngest instance, gives way: drop working sets, or commit their buffers",
+                    needed=need,
+                    free=states.free,
+                    total=states.total,
+                )
+            )
+            return
+        victim.fail(
+            OutOfPages(
+                f"all {pool.total} KV pages are in use and everybody who holds some waits for more; "
+                f"this, the youngest instance, gives way with {owner.pages} pages",
+                total=pool.total,
+                held=owner.pages,
+            )
+        )

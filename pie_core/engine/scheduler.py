@@ -34,7 +34,16 @@ def _in_turn(lists: list[list[Pipeline]]) -> list[Pipeline]:
 
 
 class Scheduler:
-    """Fills steps. It keeps nothing between steps but the order of turns and who waits for pages."""
+    """Fills steps. It keeps nothing between steps but the order of turns and who waits for pages.
+
+    Nothing that waits is forgotten. `fill` is a function of the state that it finds, and after a step without rows the engine sleeps,
+    so that two things must hold:
+    - Looking again at once would find nothing: what a fill leaves behind that the next one decides by (an entry that left its queue, a
+      fork that ran, a paused set that comes back, the reserve, a pass that goes first) sets `changed`, and the engine fills again.
+    - Whatever else a pass may wait for ends with `Engine.poke`, or with a step that lands, which pokes: submits, puts, takes, closes and
+      edits poke behind the call (`Instance`), what waited for passes runs when they settle, in a step that landed; saves, opens and
+      revivals poke at their end. What only time brings (a linger, sets that become cold) has a timer (`Engine._wait`).
+    """
 
     def __init__(
         self,
@@ -57,20 +66,20 @@ class Scheduler:
         self.waiting: list[tuple[Pass, int]] = []  # passes that found too few free pages in the last fill, with their need
         self.promise: tuple[Pass, int] | None = None  # the pass that pages were made free for, with its need
         self._tenants: dict[str, None] = {}  # those with queued entries, in the order of their turns, where there are several
+        self._need = 0  # pages that the pass which was looked at last takes from the pool
         self._overdue: Pass | None = None  # a ready pass whose last tokens need more room than decode left: first in the next step
-        self.changed = False  # whether the last fill failed a pass or ran a fork, so that another one may find more
+        self.changed = False  # whether the last fill left anything behind by which another one may find more
+        self.let_past: set[Instance] = set()  # newcomers that took what was too little for the oldest, while it still waits
         self._reserve: tuple[int, int] | None = None  # (age, pages) of the oldest instance that waited in the last fill
 
     def fill(self, number: int) -> Step:
         """A step with everything that is ready and fits; maybe empty. Passes that can never run are failed on the way."""
         step = Step(number, self._limits)
-        waited = [(work, need) for work, need in self.waiting if not work.ended and not work.started]
+        self._reserve = self._oldest()
         self.waiting = []
         self.changed = False
         if self.promise is not None and (self.promise[0].ended or self.promise[0].started):
             self.promise = None
-        oldest = min(waited, key=lambda w: w[0].instance.age, default=None)
-        self._reserve = (oldest[0].instance.age, oldest[1]) if oldest is not None else None
         long: list[tuple[Pipeline, Pass]] = []
         limited = False
         first, self._overdue = self._overdue, None
@@ -93,7 +102,7 @@ class Scheduler:
                 state = self._admit(entry, step)
                 if state is None:
                     count = step.chunk_for(entry)
-                    if count == entry.to_compute:
+                    if count == entry.to_compute or (count and not step.batch.rows):  # what is replayed in front of it may leave less room
                         self._take(pipe, entry, step, count)
                         if pipe.stop_channel is not None:
                             break
@@ -120,7 +129,16 @@ class Scheduler:
                 pipe.instance.idle(pipe)
         if limited:
             self._rotate(step)
+        if not self.waiting:
+            self.let_past.clear()
+        if not step.batch.rows and (self._overdue is not None or self._reserve != self._oldest()):
+            self.changed = True
         return step
+
+    def _oldest(self) -> tuple[int, int] | None:
+        """(age, pages) of the oldest instance that waits and the first of its passes that do."""
+        waiting = ((work.instance.age, need) for work, need in self.waiting if not work.ended and not work.started)
+        return min(waiting, key=lambda w: w[0], default=None)
 
     def _mostly_there(self, work: Pass) -> bool:
         """Whether shared pages leave so few tokens of a long pass that it counts as a short one."""
@@ -130,17 +148,6 @@ class Scheduler:
         """Whether a pass that is more than a few tokens is next in its pipeline."""
         entries = (pipe.queue[0] for instance in self.instances for pipe in instance.active)
         return any(isinstance(entry, Pass) and entry.size > self._short for entry in entries)
-
-    def deadlocked(self) -> Pass | None:
-        """With no step in flight and none to run: the pass to fail so that others can go on, if pages are what all wait for.
-        The youngest instance gives way; a silent instance that holds pages may still free them, so then nobody does."""
-        if not self.waiting:
-            return None
-        stuck = {work.instance: work for work, _ in self.waiting if work.instance.pages}
-        holders = [instance for instance in self.waiting[0][0].instance.engine.instances if instance.pages]
-        if len(stuck) < len(holders) or not stuck:
-            return None
-        return stuck[max(stuck, key=lambda instance: instance.age)]
 
     def _turns(self) -> list[Pipeline]:
         """Every pipeline with entries: one of each instance, then the second of each, and so on; the same between tenants."""
@@ -239,7 +246,7 @@ class Scheduler:
             return True
         promised = self.promise[0] if self.promise is not None else work
         if not slots_free(work, states, slots_needed(promised) if promised is not work else 0):
-            self.waiting.append((work, 0))
+            self.waiting.append((work, self._need))
             return False
         first = fold_before(work, self._limits)
         if not all(step.fold(work, part) for part in first) and self._overdue is None:
@@ -282,6 +289,7 @@ class Scheduler:
                 mine += fresh
         if tables > limits.table_words:
             raise InvalidPass(f"the page tables of {len(work.parts)} working sets take {tables} words, a step has {limits.table_words}")
+        self._need = need
         if not mine and not need:
             return True
         if owner.max_pages < pool.total and (held := owner.pages + owner.set_aside(work.revives)) + mine > owner.max_pages:
