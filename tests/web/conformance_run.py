@@ -111,9 +111,17 @@ async def asked_test(device: Any) -> None:
         test.close()
 
 
+TURNS: list[Turns] = []  # of the worker's loop: taken over once, by the first run
+
+
+def _turns(host: Any) -> Turns:
+    TURNS.append(Turns(host.ticker))
+    return TURNS[0]
+
+
 async def run(host: Any, cases: str, tampered: str) -> str:
     """JSON {device, wrong: {title: lines}, selftest: seconds or message, refused: [message of each tampered kernel]}."""
-    opened = await open_device(host, Turns(host.ticker))
+    opened = await open_device(host, TURNS[0] if TURNS else _turns(host))
     if opened is None:
         return json.dumps({"failed": f"{host.failure.name}: {host.failure.message}"})
     device: Any = opened.device

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Page
 
 from pie_core.device.templates import TEMPLATES
 from pie_server.build.web import web_assets
@@ -33,9 +33,9 @@ TAMPERED_ON = {"cpu": TAMPERED, "webgpu": TAMPERED[:2]}  # SwiftShader compiles 
 pytestmark = pytest.mark.timeout(300)
 
 RUN = """([url, job]) => new Promise((done, failed) => {
-  const worker = new Worker(url, { type: "module" });
+  const worker = (globalThis.conformance ??= new Worker(url, { type: "module" }));
   worker.onerror = (event) => failed(new Error(event.message ?? "the worker did not start"));
-  worker.onmessage = ({ data }) => { worker.terminate(); data.error ? failed(new Error(data.error)) : done(data.answer); };
+  worker.onmessage = ({ data }) => (data.error ? failed(new Error(data.error)) : done(data.answer));
   worker.postMessage(job);
 })"""
 
@@ -51,20 +51,21 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as opened:
+def page(origin: str) -> Iterator[Page]:
+    """An empty page, whose one worker serves both devices."""
+    with chromium() as browser:
+        opened = browser.new_page()
+        opened.goto(f"{origin}/")
+        assert opened.evaluate("crossOriginIsolated") is False
         yield opened
 
 
 @pytest.fixture(scope="module")
-def reports(origin: str, browser: Browser) -> Any:
+def reports(origin: str, page: Page) -> Any:
     """kind -> the report of conformance_run.py; each runs once."""
 
     @cache
     def report(kind: str) -> dict[str, Any]:
-        page = browser.new_page()
-        page.goto(f"{origin}/")
-        assert page.evaluate("crossOriginIsolated") is False
         job = {
             "base": f"{origin}/web/",
             "device": kind,
@@ -72,7 +73,6 @@ def reports(origin: str, browser: Browser) -> Any:
             "inputs": [CASES.read_text(), json.dumps([[name, change] for name, change, _ in TAMPERED_ON[kind]])],
         }
         found: dict[str, Any] = json.loads(page.evaluate(RUN, [f"{origin}/test/device.worker.js", job]))
-        page.close()
         return found
 
     return report
