@@ -88,9 +88,11 @@ class LateCommit:
             return False
         if ws.slack is None:
             ws.slack = Slack(self._instance.engine.arena)
-        self._drops = True
-        self._drops = ws.order.amend(self._run, self._run, self._defer)
-        return self._drops
+        before, self._drops = self._drops, True  # it may happen in the next call
+        if not ws.order.amend(self._run, self._run, self._defer):
+            self._drops = before
+            return False
+        return True
 
     def settle(self, value: Value | None, error: EngineError | None) -> None:
         """The value is there, or will never be. To be called once."""

@@ -93,6 +93,7 @@ class FakeRunner:
         self.bad_programs: set[str] = set()
         self.masked = 0  # words of steps behind gates that were shut, and steps that they left empty
         self.empty_steps = 0
+        self.shifted = 0  # shifts of steps
 
     @property
     def limits(self) -> RunnerLimits:
@@ -173,6 +174,7 @@ class FakeRunner:
     def _execute(self, batch: StepBatch) -> bytes:
         packed = pack_step(batch)
         step = array("I", bytes(packed.data))
+        self._shifts(step)
         self._gates(step)
         n_tokens, n_reads, _, token_off, read_off = step[:5]
         rows = [step[token_off + 8 * i : token_off + 8 * i + 8] for i in range(n_tokens)]
@@ -202,6 +204,23 @@ class FakeRunner:
                     continue
                 self._lane(group.program, lane, readouts, results)
         return results.tobytes()
+
+    def _shifts(self, step: array[int]) -> None:
+        """What the template "shift" does."""
+        at, count = step[11:13]
+        for k in range(count):
+            total, fresh, cell, limit, known, first, early, rows = step[at + 8 * k : at + 8 * k + 8]
+            before = after = 0 if fresh else self.arena[total]
+            if cell != NONE:
+                kept = self.arena[cell]
+                after += limit - (0 if kept >> 31 else min(kept, limit))
+            self.arena[total] = after
+            self.shifted += 1
+            for r in range(rows):
+                row = step[3] + 8 * (first + r)
+                step[row + 2] -= (before if r < early else after) - known
+                if step[row + 3] != NONE:
+                    step[row + 3] = step[step[row + 4] + step[row + 2] // PAGE_TOKENS] * PAGE_TOKENS + step[row + 2] % PAGE_TOKENS
 
     def _gates(self, step: array[int]) -> None:
         """What the template "gate" does."""

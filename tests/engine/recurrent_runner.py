@@ -49,6 +49,7 @@ class RecurrentRunner(FakeRunner):
     def _execute(self, batch: StepBatch) -> bytes:
         packed = pack_step(batch)
         step = array("I", bytes(packed.data))
+        self._shifts(step)
         whole = step[:]
         self._gates(step)
         n_tokens, n_reads, _, token_off, read_off, _, run_off, n_runs = step[:8]
@@ -58,12 +59,15 @@ class RecurrentRunner(FakeRunner):
         after: list[State] = []
         for k in range(n_runs):
             end, start, write, limit, cell = step[run_off + 5 * k : run_off + 5 * k + 5]
-            assert cell == NONE and len(after) < end and limit <= end - len(after)
+            assert len(after) < end and limit <= end - len(after)
+            fold = limit if cell == NONE else 0 if self.arena[cell] >> 31 else min(self.arena[cell], limit)
             shut = any(step[token_off + 8 * t + 3] != whole[token_off + 8 * t + 3] for t in range(len(after), end))  # behind a gate
             assert write == NONE or not shut
             state = () if start == NONE else self.states.get(start, ()) if shut else self.states[start]
             folded = state
             for r in range(end - len(after)):
+                if r == limit:
+                    state = folded  # behind what was folded; drafts that were not are gone
                 at = token_off + 8 * len(after)
                 word, src, pos, slot, pages = step[at : at + 5]
                 token = self.arena[src] if src != NONE else word
@@ -80,7 +84,7 @@ class RecurrentRunner(FakeRunner):
                     self.kv[place] = entry
                 state = (*state, entry)
                 after.append(state)
-                if r + 1 == limit:
+                if r + 1 == fold:
                     folded = state
             if write != NONE:
                 self.states[write] = folded

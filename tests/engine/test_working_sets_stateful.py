@@ -16,13 +16,13 @@ from pie_core.device.protocol import PAGE_TOKENS, DeviceError
 from pie_core.engine.errors import EngineError, InstanceClosed, UnknownSavedSet
 from pie_core.engine.forward import Geometry, PassSpec
 from pie_core.engine.instance import Instance
-from pie_core.engine.loop import Engine
 from pie_core.engine.pipeline import Pipeline
 from pie_core.engine.working_set import WorkingSet
 from pie_core.eta import channel
 from tests.engine.fake_runner import FakeRunner, answer, limits
 from tests.engine.support import argmax, settle, spec, traced
 from tests.engine.virtual_time import VirtualLoop
+from tests.engine.watched import Watched
 
 MOST = 100  # tokens of a sequence: what always fits
 CELL = 12  # entries of a path that the device says
@@ -93,7 +93,7 @@ class TreeMachine(RuleBasedStateMachine):
         super().__init__()
         self.loop = VirtualLoop()
         self.runner = FakeRunner(limits(max_tokens=8, pages=self.pages, max_reads=6, mask_words=128, arena_words=1 << 16))
-        self.engine = Engine(self.runner, deterministic=True)
+        self.engine = Watched(self.runner, deterministic=True)
         self.open: list[Instance] = []
         self.known: list[Sequence_] = []
         self.pending: list[tuple[Any, int, Sequence_]] = []
@@ -146,7 +146,7 @@ class TreeMachine(RuleBasedStateMachine):
         return seq.ws.order.idle and not seq.dead
 
     @rule(at=PICK, n=st.integers(1, 12), shape=st.sampled_from(["plain", "mask", "tree", "both", "tree"]), luck=st.integers(0, 1 << 30),
-          says=st.sampled_from(["", "", "count", "path"]))  # fmt: skip
+          says=st.sampled_from(["", "", "count", "path", "drafts", "drafts"]))  # fmt: skip
     def submit(self, at: int, n: int, shape: str, luck: int, says: str) -> None:
         seq, dice = self.living(at), random.Random(luck)  # what is drawn must not depend on time
         tree, mask = shape in ("tree", "both") or seq.parents is not None, shape in ("mask", "both")
@@ -181,14 +181,18 @@ class TreeMachine(RuleBasedStateMachine):
             work = PassSpec(tokens, [ws], geometry, program=t.program, params=t.params)
             self.pending.append((self.do(lambda: inst.submit(pipe, work)[0]), expected, seq))
             return
-        what: Any = dice.choice(seq.counts()) if says == "count" else dice.choice([[], seq.path(held + dice.randrange(n))])
+        what: Any = dice.choice(seq.counts()) if says != "path" else dice.choice([[], seq.path(held + dice.randrange(n))])
         if says == "path":
             what = what[:CELL]
-        self.pending.append((self.do(lambda: self.device_commit(pipe, tokens, ws, geometry, what)), expected, seq))
+        self.pending.append((self.do(lambda: self.device_commit(pipe, tokens, ws, geometry, what, drops=says == "drafts")), expected, seq))
         seq.commit(what)
+        if says == "drafts":
+            seq.cut(seq.frozen)
 
-    def device_commit(self, pipe: Pipeline, tokens: list[int], ws: WorkingSet, geometry: Geometry, what: int | list[int]) -> Any:
-        """A pass whose epilogue says what to commit, and the commit."""
+    def device_commit(
+        self, pipe: Pipeline, tokens: list[int], ws: WorkingSet, geometry: Geometry, what: int | list[int], *, drops: bool
+    ) -> Any:
+        """A pass whose epilogue says what to commit, the commit, and (`drops`) the end of the rest."""
         inst = pipe.instance
         path = isinstance(what, list)
         words = [*what, *[0xFFFFFFFF] * (CELL - len(what))] if isinstance(what, list) else [what]
@@ -202,6 +206,8 @@ class TreeMachine(RuleBasedStateMachine):
 
         out = inst.submit(pipe, spec(tokens, [ws], fn, geometry))[0]
         inst.commit(ws, says)
+        if drops:
+            inst.discard(ws)
         return out
 
     @rule(at=PICK, pick=st.integers(0, 50), path=st.booleans())
@@ -331,6 +337,10 @@ class TreeMachine(RuleBasedStateMachine):
             if other.inst is seq.inst and not other.dead and not other.inst.closed:
                 other.dead = True
                 self.do(lambda other=other: other.inst.drop(other.ws))
+
+    @invariant()
+    def nobody_is_forgotten(self) -> None:
+        self.do(self.engine.check_asleep)
 
     @invariant()
     def pages_are_exact(self) -> None:
