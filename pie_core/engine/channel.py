@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal
 
+from pie_core.device.protocol import DeviceError, DeviceLost
 from pie_core.engine.arena import Arena
-from pie_core.engine.errors import ChannelEmpty, ChannelError, ChannelFull, EngineError
+from pie_core.engine.errors import ChannelEmpty, ChannelError, ChannelFull, EngineError, EngineLost, PassFailed
 from pie_core.engine.order import Ordered
 from pie_core.engine.values import DTYPES, Value, elements, pack_words
 
@@ -97,7 +98,11 @@ class Channel:
         words = None if seed is None else pack_words(seed, self.cell_words, f"the seed of a {self.describe()}")
         self._base = arena.allocate(self.cell_words * (capacity + 1))
         if words is not None:
-            write(self._base, words)
+            try:
+                self._store(self._base, words)
+            except EngineError:
+                arena.release(self._base, self.cell_words * (capacity + 1))
+                raise
             self.see(0, words)
             self.tail = 1
 
@@ -167,8 +172,8 @@ class Channel:
     def add_gate(self) -> None:
         """Become a stop channel: with a word that gates latch in, and cells that say no until a pass says yes. Raises ArenaFull."""
         self.gate_word = self._arena.allocate(1)
-        self._write(self.gate_word, bytes(4))
-        self._write(self._base, bytes(4 * self.cell_words * (self.capacity + 1)))
+        self._store(self.gate_word, bytes(4))
+        self._store(self._base, bytes(4 * self.cell_words * (self.capacity + 1)))
 
     def produce(self, step: int) -> int:
         """The number of the cell that a pass of `step` puts."""
@@ -198,7 +203,7 @@ class Channel:
                 f"put: the ring holds {self.tail - self.head} of {self.capacity} cells; await a pass that takes one, or raise the capacity",
                 capacity=self.capacity,
             )
-        self._write(self.offset(self.tail), data)
+        self._store(self.offset(self.tail), data)
         self.see(self.tail, data)
         self._steps[self.tail % (self.capacity + 1)] = -1
         self.tail += 1
@@ -211,12 +216,14 @@ class Channel:
         def replace() -> None:
             if self.closed:
                 return
-            self.see(min(self.reserved, self.tail), data)
-            if self.reserved < self.tail:
-                self._write(self.offset(self.reserved), data)
-            else:
-                self._write(self.offset(self.tail), data)
-                self._steps[self.tail % (self.capacity + 1)] = -1
+            cell = min(self.reserved, self.tail)
+            try:
+                self._store(self.offset(cell), data)
+            except EngineError as error:  # who called `set` may be gone: whoever uses the cell is told
+                self.fail_from(cell, error)
+            self.see(cell, data)
+            if cell == self.tail:
+                self._steps[cell % (self.capacity + 1)] = -1
                 self.tail += 1
 
         self.order.run(replace)
@@ -265,6 +272,15 @@ class Channel:
             sink(None, cause)
 
     # --- inside
+
+    def _store(self, word: int, data: bytes) -> None:
+        """Write words of the arena. Raises EngineLost, PassFailed."""
+        try:
+            self._write(word, data)
+        except DeviceLost as error:
+            raise EngineLost(f"the device was lost: {error}") from error
+        except DeviceError as error:
+            raise PassFailed(f"the device failed to write a {self.describe()}: {type(error).__name__}: {error}") from error
 
     def _settle_waiters(self) -> None:
         waiters, cells = self._waiters, self._host_cells

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pie_core.device.protocol import DeviceLost
+from pie_core.device.protocol import DeviceError, DeviceLost
 from pie_core.engine.loop import Engine
 from pie_core.host.ops import OPS
 from pie_core.host.process import InferletFailed, Process
@@ -89,6 +89,17 @@ def test_no_op_is_forgotten() -> None:
     assert {op for op, *_ in [*POSTED, *FUTURES]} | NEED_NO_ENGINE == {name for name, op in OPS.items() if op.kind != "sync"}
 
 
+class Breakable(FakeRunner):
+    """Its arena can no longer be written once `broken` says why."""
+
+    broken: DeviceError | None = None
+
+    def write_arena(self, word: int, data: bytes | bytearray | memoryview) -> None:
+        if self.broken is not None:
+            raise self.broken
+        super().write_arena(word, data)
+
+
 async def lost(engine: Engine, runner: FakeRunner) -> None:
     """By a pass of another inferlet."""
 
@@ -121,7 +132,7 @@ async def after(end: Callable[[Engine, FakeRunner], Awaitable[None]], act: Use) 
         except HostError as error:
             return error.type
 
-    runner = FakeRunner()
+    runner = Breakable()
     async with running(runner) as engine:
         process = Process(engine, SERVICES)
         task = asyncio.ensure_future(process.run(ScriptGuest(process.port, script), process.request("", None)))
@@ -162,3 +173,29 @@ async def test_what_needs_no_engine_goes_on(end: Any) -> None:
         return "went on"
 
     assert await after(end, act) == "went on"
+
+
+@pytest.mark.parametrize(("error", "kind"), [(DeviceLost("unplugged"), "EngineLost"), (DeviceError("refused"), "PassFailed")])
+@pytest.mark.parametrize(
+    ("op", "fields", "use"),
+    [
+        ("ch.new", {"ch": NEW, "dtype": "i32", "host": "reader", "seed": [1]}, by_a_take_of_the_new_channel),
+        ("ch.put", {"ch": WRITER, "words": [1]}, by_a_pass_that_is_fed),
+        ("ch.set", {"ch": WRITER, "words": [1]}, by_a_pass_that_is_fed),
+        ("pipe.stop_when", {"pipe": PIPE, "ch": STOP}, by_a_pass),
+    ],
+)
+async def test_a_cell_that_the_device_did_not_write_is_told_by_the_next_use(
+    error: DeviceError, kind: str, op: str, fields: dict[str, Any], use: Use
+) -> None:
+    """The device may be gone before a step shows it to the engine."""
+
+    async def break_writes(engine: Engine, runner: FakeRunner) -> None:
+        assert isinstance(runner, Breakable)
+        runner.broken = error
+
+    async def act(api: Api) -> None:
+        api.call(op, **fields)
+        await use(api)
+
+    assert await after(break_writes, act) == kind
