@@ -58,7 +58,7 @@ def test_input_that_is_no_object_is_told_at_its_field(tab: Tab, text: str, words
     expect(tab.at("result")).to_have_text('"mine"', timeout=READY_MS)
 
 
-def test_another_device_stops_the_run_in_words(tab: Tab) -> None:
+def test_another_device_stops_the_run_in_words_and_auto_takes_the_cpu_rather_than_software(tab: Tab) -> None:
     tab.at("source").fill(ENDLESS)
     tab.at("input").fill("{}")
     tab.at("run").click()
@@ -69,6 +69,22 @@ def test_another_device_stops_the_run_in_words(tab: Tab) -> None:
     tab.wait("ready")
     assert tab.at("run-state").text_content() == "Stopped: the device was changed", "it stays until something else runs"
     assert tab.at("run").is_enabled() and tab.at("stop").is_disabled()
+    device = tab.page.evaluate("window.pieHello.pie.info().device")
+    assert device["kind"] == "cpu" and device["software"] is False
+    assert "software, which is used only when asked for by name" in device["why"]
+    assert "swiftshader" in tab.at("device").text_content().lower()
+
+
+def test_a_reload_past_all_caches_waits_for_no_service_worker(contexts: OpenContext) -> None:
+    context, open_tab = contexts(service_workers="allow")
+    tab = open_tab().hello("cpu", "/models/none/manifest.json", ready=False)
+    tab.page.wait_for_function("() => navigator.serviceWorker.controller !== null")
+    # The patience of hello/offline.ts never ends: who waits for it never loads
+    tab.page.add_init_script("const real = setTimeout; window.setTimeout = (f, ms, ...more) => (ms === 2000 ? 0 : real(f, ms, ...more));")
+    context.new_cdp_session(tab.page).send("Page.reload", {"ignoreCache": True})
+    tab.wait("failed")
+    assert tab.page.evaluate("navigator.serviceWorker.controller") is None
+    context.close()
 
 
 def texts(tab: Tab) -> tuple[str, str]:
