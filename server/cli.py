@@ -100,8 +100,8 @@ def serve(
     prewarm: Annotated[
         list[Path] | None,
         typer.Option(
-            help="JSON file of chat messages, such as a system prompt; requests that begin with them find that part computed, whatever "
-            "their key; repeatable.",
+            help="JSON file of chat messages, such as a system prompt. Computed before the server is ready, and found by all requests "
+            "that begin with them, whatever their key. Repeatable, or PIE_PREWARM with commas.",
             show_default=False,
         ),
     ] = None,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pie_core.device.protocol import PAGE_TOKENS, DeviceError
 from pie_core.engine.errors import ContextLengthExceeded, EngineError, InstanceClosed, InvalidPass, OutOfPages, PassFailed
@@ -248,6 +251,48 @@ async def test_what_is_everyones_stays_so_when_its_pages_had_to_go() -> None:
         await first_token(engine, PROMPT[:40], "a")
         await first_token(engine, PROMPT[:40], "b")
         assert rows(runner) - before == 40 + 8, "the first of any tenant brings them back"
+
+
+async def test_a_prewarm_that_is_cancelled_leaves_nothing() -> None:
+    runner = FakeRunner()
+    async with running(runner) as engine:
+        runner.hold = True
+        task = asyncio.ensure_future(engine.prewarm(PROMPT))
+        await settle()
+        assert engine.pool.used == 4
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert engine.pool.used == 0 and not engine.instances
+        runner.release()
+        runner.hold = False
+        await settle()
+        assert await engine.prewarm(PROMPT) == 64
+
+
+PAGES = st.lists(st.sampled_from([0, 1]), max_size=5)  # a page is sixteen times its number
+
+
+@given(st.lists(PAGES, max_size=3), st.lists(st.tuples(st.sampled_from("ab"), PAGES), max_size=6), st.integers(0, 5))
+def test_names_are_equal_exactly_for_equal_pages_of_a_tenant_or_of_everyone(
+    everyones: list[list[int]], sequences: list[tuple[str, list[int]]], first: int
+) -> None:
+    cache = PrefixCache(PagePool(4))
+    for pages in everyones:
+        cache.open_to_all([n for n in pages for _ in range(PAGE_TOKENS)], len(pages))
+    shared = {tuple(pages[: n + 1]) for pages in everyones for n in range(len(pages))}
+    named: dict[bytes, object] = {}
+    known: dict[object, bytes] = {}
+    for tenant, pages in sequences:
+        chain: list[bytes] = []
+        ids = [n for n in pages for _ in range(PAGE_TOKENS)]
+        for end in (min(first, len(pages)), len(pages)):
+            cache.extend(chain, cache.root(tenant), ids, end)
+        assert len(chain) == len(pages)
+        for n, name in enumerate(chain):
+            begin = tuple(pages[: n + 1])
+            what = begin if begin in shared else (tenant, *begin)
+            assert named.setdefault(name, what) == what and known.setdefault(what, name) == name
 
 
 def test_names_of_everyones_prefixes() -> None:
