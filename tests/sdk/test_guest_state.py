@@ -67,6 +67,9 @@ async def test_geometry_reaches_the_engine_as_it_was_given(host: ScriptedHost, g
         ("ws.drop(); await ws.length()", "WorkingSet.length: this working set was dropped"),
         ("ws.drop(); ForwardPass().state([ws])", "ForwardPass.state: working_sets[0]: this working set was dropped"),
         ("await ws.save(3)", "WorkingSet.save: name is 3; use a text"),
+        ("await ws.save('a' * 101)", "use 1 to 100 letters, digits"),
+        ("await ws.save('')", "WorkingSet.save: name is ''; use 1 to 100 letters"),
+        ("await WorkingSet.open('../x')", "WorkingSet.open: name is '../x'; use 1 to 100 letters"),
         ("await WorkingSet.open(None)", "WorkingSet.open: name is None; use a text"),
     ],
 )
@@ -173,3 +176,11 @@ def test_a_tree_of_drafts_gives_the_tokens_of_greedy_decoding() -> None:
     assert [tree["tokens"] for tree in trees] == [first, second]
     assert trees[0]["passes"] < len(first) / 2, "a text that repeats itself is guessed"
     assert none["tokens"] == first[:4] and none["passes"] == 4
+
+
+def test_names_are_checked_as_the_engine_does(guest: Local) -> None:
+    from inferlet import _state
+
+    from pie_core.engine import saved_sets
+
+    assert _state._NAME == saved_sets._NAME

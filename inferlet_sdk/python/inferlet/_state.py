@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from ._forward import Output
 
 _MAX_TOKENS = 1 << 31
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")  # as pie_core/engine/saved_sets.py has it
 
 
 Rows = Sequence[Sequence[bool]] | Sequence[Sequence[int]]
@@ -249,6 +251,8 @@ class WorkingSet:
 def _name(field: str, name: Any) -> str:
     if not isinstance(name, str):
         raise UsageError(f"{field}: name is {_short(name)}; use a text")
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{field}: name is {_short(name)}; use 1 to 100 letters, digits, '_', '-' and '.', not '.' first")
     return name
 
 
