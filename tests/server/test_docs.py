@@ -25,7 +25,7 @@ from pie_core.eta import json_text, program
 from pie_core.host import ops
 from pie_core.host.budget import Budget
 from pie_core.text.tokenizer import MAX_CHARS
-from pie_server import cli_input
+from pie_server import cli_input, prewarm
 from pie_server.api import openai_schema
 from pie_server.api.openai import builtin_source
 from pie_server.cli import model_app
@@ -130,6 +130,7 @@ DOCUMENTED = [  # beginning of a row, the limit as it is written there
     ("request body", f"{SETTINGS['max_body_mb'].default:g} MB"),
     ("messages of one request", f"{openai_schema.MAX_MESSAGES:,}"),
     ("answers of one request", f"{openai_schema.MAX_N}"),
+    ("a file of `--prewarm`", f"{prewarm._FILE_BYTES >> 20} MiB, and less than the context"),
     ("`stop`", f"{openai_schema.MAX_STOPS}, of 1 to {openai_schema.MAX_STOP_CHARS:,} characters each"),
     ("`max_tokens`", f"{2**31 - 1:,}"),
     ("`temperature`", "0 to 2"),

@@ -106,7 +106,7 @@ def test_every_error_is_listed() -> None:
 
 def test_the_limits_are_rows_of_the_page_that_has_all() -> None:
     limits = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (?!what)(.*? \| .*?) \|$", GUIDE.split("\n## Limits")[1].split("\n## ")[0], flags=re.MULTILINE)
+    rows = re.findall(r"^\| (?!what )(.*? \| .*?) \|$", GUIDE.split("\n## Limits")[1].split("\n## ")[0], flags=re.MULTILINE)
     assert len(rows) > 8
     for row in rows:
         assert f"| {row} |" in limits, row
