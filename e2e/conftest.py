@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,9 +139,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 OpenContext = Callable[..., tuple[BrowserContext, Callable[[], Tab]]]
 
 
-@pytest.fixture(scope="module")
-def contexts(browser: Browser, origin: str) -> Iterator[OpenContext]:
-    """(context, open a tab in it): fresh storage; at the end, every request of it must have stayed at the server."""
+@contextmanager
+def opener(browser: Browser, origin: str) -> Iterator[OpenContext]:
+    """Opens contexts and closes them; every request of theirs must have stayed at the server."""
     opened: list[tuple[BrowserContext, list[Request]]] = []
 
     def make(*, service_workers: Any = "block", where: Browser | None = None, **options: Any) -> tuple[BrowserContext, Callable[[], Tab]]:
@@ -165,9 +166,28 @@ def contexts(browser: Browser, origin: str) -> Iterator[OpenContext]:
     assert left == [], "requests that left the server's origin"
 
 
+@pytest.fixture(scope="module")
+def contexts(browser: Browser, origin: str) -> Iterator[OpenContext]:
+    """(context, open a tab in it): fresh storage; at the end, every request of it must have stayed at the server."""
+    with opener(browser, origin) as make:
+        yield make
+
+
+@pytest.fixture(scope="session")
+def cpu_tab(browser: Browser, origin: str, tiny: TinyModel) -> Iterator[Tab]:
+    """/hello with the tiny model on the cpu, shared by the session: a test leaves it ready and nothing running."""
+    with opener(browser, origin) as make:
+        context, tab = make()
+        tiny.serve(context)
+        yield tab().hello("cpu", TINY_URL)
+
+
 @pytest.fixture(scope="module", params=KINDS)
 def tiny_tab(request: pytest.FixtureRequest, contexts: OpenContext, tiny: TinyModel) -> Tab:
     """/hello with the tiny model on each device, shared by the module."""
+    if request.param == "cpu":
+        shared: Tab = request.getfixturevalue("cpu_tab")
+        return shared
     context, tab = contexts()
     tiny.serve(context)
     return tab().hello(request.param, TINY_URL)

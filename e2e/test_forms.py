@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from e2e.conftest import READY_MS, TINY_URL, OpenContext, Tab, TinyModel
+from e2e.conftest import READY_MS, OpenContext, Tab
 from e2e.programs import ENDLESS, HELLO
 
 pytestmark = pytest.mark.timeout(300)
@@ -17,12 +17,10 @@ MINE = "async def main(input):\n    return 'mine'\n"
 KEY = "pie-hello-draft"
 
 
-@pytest.fixture(scope="module")
-def tab(contexts: OpenContext, tiny: TinyModel) -> Tab:
+@pytest.fixture
+def tab(cpu_tab: Tab) -> Tab:
     """One page with the tiny model."""
-    context, open_tab = contexts()
-    tiny.serve(context)
-    return open_tab().hello("cpu", TINY_URL)
+    return cpu_tab
 
 
 @pytest.fixture

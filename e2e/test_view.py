@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from e2e.conftest import TINY_URL, OpenContext, TinyModel
+from e2e.conftest import Tab
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -59,11 +60,16 @@ def test_headers_are_strict_and_need_no_isolation(origin: str) -> None:
 
 
 @pytest.fixture(scope="module", params=["light", "dark"])
-def narrow(request: pytest.FixtureRequest, contexts: OpenContext, tiny: TinyModel) -> Any:
+def narrow(request: pytest.FixtureRequest, cpu_tab: Tab) -> Iterator[tuple[Tab, str]]:
     """The page at a phone's width, in both colour schemes, ready."""
-    context, open_tab = contexts(viewport={"width": 360, "height": 740}, color_scheme=request.param)
-    tiny.serve(context)
-    return open_tab().hello("cpu", TINY_URL), request.param
+    page = cpu_tab.page
+    before = page.viewport_size
+    assert before is not None
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.emulate_media(color_scheme=request.param)
+    yield cpu_tab, request.param
+    page.emulate_media(color_scheme="null")
+    page.set_viewport_size(before)
 
 
 def test_nothing_scrolls_sideways_at_360_pixels(narrow: Any) -> None:
