@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import takewhile
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pie_core.device.protocol import PAGE_TOKENS, DeviceError
@@ -293,6 +294,51 @@ def test_names_are_equal_exactly_for_equal_pages_of_a_tenant_or_of_everyone(
             begin = tuple(pages[: n + 1])
             what = begin if begin in shared else (tenant, *begin)
             assert named.setdefault(name, what) == what and known.setdefault(what, name) == name
+
+
+REQUESTS = st.lists(
+    st.tuples(st.sampled_from(["ask", "ask alone", "prewarm", "prewarm for everyone"]), st.sampled_from("ab"), PAGES, st.integers(0, 20)),
+    max_size=10,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(REQUESTS)
+def test_each_request_finds_what_a_naive_cache_says(requests: list[tuple[str, str, list[int], int]]) -> None:
+    """With room for everything, and one request after the other."""
+    everyones: set[tuple[int, ...]] = set()
+    there: set[tuple[object, ...]] = set()
+
+    def keys(tenant: str, ids: list[int]) -> list[tuple[object, ...]]:
+        begins = [tuple(ids[:end]) for end in range(PAGE_TOKENS, len(ids) + 1, PAGE_TOKENS)]
+        shared = len(list(takewhile(everyones.__contains__, begins)))
+        return [*begins[:shared], *((tenant, shared, *begin) for begin in begins[shared:])]
+
+    async def go() -> None:
+        runner = FakeRunner()
+        async with running(runner) as engine:
+            for what, tenant, pages, more in requests:
+                ids = [n for n in pages for _ in range(PAGE_TOKENS)] + [5] * more
+                if what == "prewarm for everyone":
+                    everyones.update(tuple(ids[:end]) for end in range(PAGE_TOKENS, len(ids) + 1, PAGE_TOKENS))
+                names = keys(tenant, ids)
+                known = len(list(takewhile(there.__contains__, names)))
+                before = rows(runner)
+                if what.startswith("ask") and ids:
+                    inst = engine.open_instance("one", tenant)
+                    ws = inst.working_set(reuse=what == "ask")
+                    assert await inst.submit(inst.pipeline(), greedy(ids, ws))[0] == reference(ids)
+                    expected = min(known, (len(ids) - 1) // PAGE_TOKENS) * PAGE_TOKENS if what == "ask" else 0
+                    assert (cached(inst, ws), rows(runner) - before) == (expected, len(ids) - expected)
+                    inst.close()
+                elif not what.startswith("ask"):
+                    assert await engine.prewarm(ids, tenant if what == "prewarm" else None) == len(names) * PAGE_TOKENS
+                    assert rows(runner) - before == (len(names) - known) * PAGE_TOKENS
+                if what != "ask alone":
+                    there.update(names)
+            assert len(engine.cache) == len(there)
+
+    asyncio.run(go())
 
 
 def test_names_of_everyones_prefixes() -> None:
