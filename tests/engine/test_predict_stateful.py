@@ -9,14 +9,13 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pie_core import eta
 from pie_core.device.protocol import PAGE_TOKENS
 from pie_core.engine.errors import EngineError
 from pie_core.engine.forward import BUFFERED, FOLDING, Geometry, PassSpec
 from pie_core.engine.instance import Instance, InstanceLimits
-from pie_core.engine.loop import Engine
 from pie_core.engine.pipeline import Pipeline
 from pie_core.engine.values import Cell
 from pie_core.engine.working_set import WorkingSet
@@ -24,6 +23,7 @@ from pie_core.eta.channel import put, take
 from tests.engine.fake_runner import FakeRunner, limits
 from tests.engine.support import argmax, greedy, settle, spec, traced
 from tests.engine.virtual_time import VirtualLoop
+from tests.engine.watched import Watched
 
 GEOMETRIES = [FOLDING, Geometry("folding", 5, 1), BUFFERED]
 PLUS = traced(lambda: argmax() + 1)
@@ -65,7 +65,7 @@ class World:
 
     def __init__(self, *, predict: bool, pages: int) -> None:
         self.runner = FakeRunner(limits(max_tokens=8, max_reads=6, pages=pages, context=4096, arena_words=1 << 14))
-        self.engine = Engine(self.runner, predict=predict)
+        self.engine = Watched(self.runner, predict=predict)
         self.lanes: list[Lane] = []
         self.told: list[Any] = []
         self.open: list[Any] = []
@@ -270,6 +270,10 @@ class TwoWorlds(RuleBasedStateMachine):
         assert one.told == two.told
         assert one.seen() == two.seen()
         assert len(one.open) == len(two.open)
+
+    @invariant()
+    def nobody_is_forgotten(self) -> None:
+        self.each(lambda world: world.engine.check_asleep())
 
     def teardown(self) -> None:
         self.compare()

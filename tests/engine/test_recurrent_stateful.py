@@ -17,13 +17,13 @@ from pie_core.engine import pausing
 from pie_core.engine.errors import EngineError, InstanceClosed, OutOfPages, OutOfSlots, PassFailed
 from pie_core.engine.forward import BUFFERED, FOLDING, Pass
 from pie_core.engine.instance import Instance
-from pie_core.engine.loop import Engine
 from pie_core.engine.pipeline import Pipeline
 from pie_core.engine.working_set import WorkingSet
 from tests.engine.fake_runner import reference
 from tests.engine.recurrent_runner import RecurrentRunner, recurrent_limits
 from tests.engine.support import greedy, settle
 from tests.engine.virtual_time import VirtualLoop
+from tests.engine.watched import Watched
 
 STEP = 24  # tokens: a whole buffer fits
 MOST = 120  # tokens of a sequence
@@ -55,7 +55,7 @@ class RecurrentMachine(RuleBasedStateMachine):
         super().__init__()
         self.loop = VirtualLoop()
         self.runner = RecurrentRunner(recurrent_limits(self.slots, max_tokens=STEP, pages=self.pages, max_reads=6))
-        self.engine = Engine(self.runner, deterministic=True)
+        self.engine = Watched(self.runner, deterministic=True)
         self.patience, pausing.PATIENCE = pausing.PATIENCE, 0.0
         self.live: list[Sequence_] = []
         self.pending: list[tuple[Any, int, Sequence_]] = []
@@ -177,6 +177,10 @@ class RecurrentMachine(RuleBasedStateMachine):
                 if seq in self.live:  # what was forked from it has failed too
                     self.end(seq.inst)
         self.pending = left
+
+    @invariant()
+    def nobody_is_forgotten(self) -> None:
+        self.do(self.engine.check_asleep)
 
     @invariant()
     def slots_are_exact(self) -> None:

@@ -14,12 +14,12 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from pie_core.device.protocol import DeviceError
 from pie_core.engine.errors import EngineError, InstanceClosed, PassFailed, PassSkipped
 from pie_core.engine.instance import Instance
-from pie_core.engine.loop import Engine
 from pie_core.engine.pipeline import Pipeline
 from tests.engine.fake_runner import FakeRunner, generate, limits, reference
 from tests.engine.support import greedy, settle
 from tests.engine.test_runahead import Loop
 from tests.engine.virtual_time import VirtualLoop
+from tests.engine.watched import Watched
 
 MOST = 40  # passes of a loop
 
@@ -50,7 +50,7 @@ class RunAheadMachine(RuleBasedStateMachine):
         super().__init__()
         self.loop = VirtualLoop()
         self.runner = FakeRunner(limits(max_tokens=8, max_reads=6))
-        self.engine = Engine(self.runner, deterministic=True, ahead=5)
+        self.engine = Watched(self.runner, deterministic=True, ahead=5)
         self.open: list[Instance] = []
         self.known: list[Known] = []
         self.hosts: list[tuple[asyncio.Future[Any], int, Instance]] = []
@@ -154,6 +154,10 @@ class RunAheadMachine(RuleBasedStateMachine):
             return DeviceError("it broke")
 
         self.runner.fail_results = fail
+
+    @invariant()
+    def nobody_is_forgotten(self) -> None:
+        self.do(self.engine.check_asleep)
 
     @invariant()
     def settled_ones_are_right(self) -> None:

@@ -16,12 +16,12 @@ from pie_core.engine import pausing
 from pie_core.engine.errors import EngineError, InstanceClosed
 from pie_core.engine.forward import BUFFERED, FOLDING
 from pie_core.engine.instance import Instance
-from pie_core.engine.loop import Engine
 from pie_core.engine.pipeline import Pipeline
 from pie_core.engine.working_set import WorkingSet
 from tests.engine.fake_runner import FakeRunner, limits, reference
 from tests.engine.support import greedy, settle
 from tests.engine.virtual_time import VirtualLoop
+from tests.engine.watched import Watched
 
 MOST = 120  # tokens of a sequence: what always fits
 VERBS = ["submit"] * 4 + ["stem"] * 4 + ["run"] * 4 + ["fork"] * 2 + ["commit", "discard", "truncate", "set"] * 2
@@ -49,7 +49,7 @@ class EngineMachine(RuleBasedStateMachine):
         super().__init__()
         self.loop = VirtualLoop()
         self.runner = FakeRunner(limits(max_tokens=8, pages=self.pages, max_reads=6))
-        self.engine = Engine(self.runner, deterministic=True)  # the same steps whenever it is replayed
+        self.engine = Watched(self.runner, deterministic=True)  # the same steps whenever it is replayed
         self.patience, pausing.PATIENCE = pausing.PATIENCE, 0.0
         self.open: list[Instance] = []
         self.known: list[Sequence_] = []
@@ -205,6 +205,10 @@ class EngineMachine(RuleBasedStateMachine):
             if other.inst is seq.inst and not other.dead and not other.inst.closed:
                 other.dead = True
                 self.do(lambda other=other: other.inst.drop(other.ws))
+
+    @invariant()
+    def nobody_is_forgotten(self) -> None:
+        self.do(self.engine.check_asleep)
 
     @invariant()
     def pages_are_exact(self) -> None:

@@ -22,7 +22,9 @@ class Watched(Engine):
         return made
 
     def check_asleep(self) -> None:
-        """Between calls: what sleeps with work waiting, nothing in flight, no poke on its way and no timer, has nothing to do."""
+        """Between calls: what sleeps with work waiting, nothing in flight, no poke on its way and no timer, has nothing to do. Nor may
+        the step loop have failed."""
+        assert self.lost is None, self.lost
         if not self._dirty:
             self._look_again("nothing poked the engine")
 
