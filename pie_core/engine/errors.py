@@ -18,6 +18,16 @@ class EngineError(Exception):
     def __init_subclass__(cls) -> None:
         cls.type_name = cls.__name__
 
+    def told_later(self, what: str, advice: str) -> EngineError:
+        """The error of who comes behind this one, of its type and fields: `what` failed, because of this, and what to do now."""
+        later = type(self)(f"{what}: {self.root().message}; {advice}", **self.fields)
+        later.__cause__ = self.root()
+        return later
+
+    def root(self) -> EngineError:
+        """What failed first, where this one was told to somebody behind it."""
+        return self.__cause__ if isinstance(self.__cause__, EngineError) else self
+
 
 class InvalidPass(EngineError):
     """A forward pass was malformed: a field, its value and the fix are in the message."""

@@ -14,7 +14,7 @@ from pie_core.engine.program_info import ProgramInfo
 from pie_core.engine.recurrent import RecurrentState
 from pie_core.engine.runner import RunnerLimits
 from pie_core.engine.values import Value
-from pie_core.engine.working_set import WorkingSet
+from pie_core.engine.working_set import PASS, WorkingSet
 from pie_core.eta.program import Program
 
 if TYPE_CHECKING:
@@ -257,16 +257,13 @@ class Pass:
             self.instance.engine.cache.release_claims(self)
 
     def fail(self, cause: EngineError) -> None:
-        """End with `cause`: cells that it would have put are poisoned, tokens that it wrote stay counted, and passes submitted
-        ahead on its working sets fail too, since they count on its tokens. Without outputs nobody may be told: then the sets keep
-        the cause for every later use."""
+        """End with `cause`: cells that it would have put are poisoned, tokens that it wrote stay counted, and its working sets keep the
+        cause for every later use. Whoever submitted that may not have heard, and counts on its tokens."""
         if self.ended:
             return
         self.failure = cause
-        newest = self.instance.engine.accepted
-        silent = self.info is None or not self.info.outs
         for part in self.parts:
-            part.ws.fail(cause, None if silent else newest)
+            part.ws.fail(cause, PASS, self.seq, part.undo if self.started else (part.ws.length, part.ws.frozen))
         for use in self.uses:
             channel = use.channel
             if not self.final and use.takes and channel.host == "writer":

@@ -16,7 +16,7 @@ from pie_core.engine.pipeline import ForkEntry, Pipeline
 from pie_core.engine.recurrent import RecurrentState
 from pie_core.engine.reuse import prewarm
 from pie_core.engine.saved_sets import check_name
-from pie_core.engine.set_requests import LateCommit, ask, check_owned, commit, discard, edit
+from pie_core.engine.set_requests import LateCommit, ask, check_owned, commit, discard, edit, refuse, truncate
 from pie_core.engine.submission import accept
 from pie_core.engine.values import Value
 from pie_core.engine.working_set import WorkingSet, pages_for
@@ -94,9 +94,8 @@ class Instance(PageOwner):
 
         def run() -> None:
             if not child.dropped:
-                cause = ws.failure(seq)
-                if cause is not None:
-                    child.fail(cause, None)
+                if ws.failure(seq) is not None:
+                    child.fail_as(ws)
                     child.be_born()
                 else:
                     ws.fork_into(child, buffer=buffer)
@@ -118,6 +117,10 @@ class Instance(PageOwner):
                 raise
         else:
             edit(self, ws, lambda: commit(self, ws, what))
+
+    def refused(self, ws: WorkingSet, error: EngineError) -> None:
+        """A pass on `ws` was refused by `error`, and whoever submits what comes behind it may not have heard. Raises InvalidState."""
+        refuse(self, ws, error)
 
     def commit_later(self, ws: WorkingSet) -> Callable[[Value | None, EngineError | None], None]:
         """`commit` by a value that is not known yet: call what this returns, once, with the value or an error."""
@@ -144,8 +147,8 @@ class Instance(PageOwner):
         discard(self, ws, n)
 
     def truncate(self, ws: WorkingSet, length: int) -> None:
-        """Cut back to `length`, after the passes accepted so far."""
-        edit(self, ws, lambda: ws.truncate(length))
+        """Cut back to `length`, after the passes accepted so far; a failed set goes on so, from what it was before."""
+        truncate(self, ws, length)
 
     def length(self, ws: WorkingSet, sink: Callable[[Value | None, EngineError | None], None]) -> None:
         """Tell `sink` the length, after the passes accepted so far."""

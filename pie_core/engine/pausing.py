@@ -71,7 +71,7 @@ class Revival:
         if error is None and ws.paused and not ws.dropped:
             ws.resume(self.copy)
         elif error is not None and not isinstance(error, PassSkipped):
-            ws.fail(error, None)
+            ws.fail(error, "this working set had to be computed again, and could not")
         self.copy.drop()
         self.work.instance.engine.poke()
 

@@ -39,9 +39,8 @@ class ForkEntry:
     def run(self) -> None:
         """Share the pages, or pass on why the parent has none."""
         if not self.child.dropped:
-            cause = self.parent.failure(self.seq)
-            if cause is not None:
-                self.child.fail(cause, None)
+            if self.parent.failure(self.seq) is not None:
+                self.child.fail_as(self.parent)
                 self.child.be_born()
             else:
                 self.parent.fork_into(self.child, buffer=self.buffer)

@@ -34,6 +34,7 @@ _SETTLING = 0.002  # seconds between looks at passes that are about to settle
 MEMORY_CAP = 256 << 20  # bytes of sets that are kept in memory
 READING_CAP = 1 << 30  # bytes of all sets that are being saved
 AT_ONCE = 8  # saves and opens of one instance
+OPENED = "this working set could not be opened"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 Sink = Callable[[int | None, EngineError | None], None]
 
@@ -173,7 +174,7 @@ class SavedSets:
 
         def refuse(error: EngineError | None) -> None:
             if error is not None:
-                ws.fail(error, None)
+                ws.fail(error, OPENED)
             ws.be_born()
             sink(None, error)
 
@@ -184,7 +185,7 @@ class SavedSets:
                     self._fill(instance, ws, name, snapshot)
             except Exception as error:
                 cause = _told(error)
-                ws.fail(cause, None)
+                ws.fail(cause, OPENED)
                 raise cause from error
             finally:
                 if not ws.dropped:

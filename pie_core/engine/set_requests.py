@@ -10,15 +10,15 @@ from pie_core.engine.channel import Channel
 from pie_core.engine.errors import ChannelEmpty, EngineError, InvalidState, PassFailed, PassSkipped
 from pie_core.engine.slack import Deferred, Slack
 from pie_core.engine.values import Value, committed
-from pie_core.engine.working_set import WorkingSet
+from pie_core.engine.working_set import EDIT, PASS, WorkingSet
 
 if TYPE_CHECKING:
     from pie_core.engine.instance import Instance
 
 
-def edit(instance: Instance, ws: WorkingSet, change: Callable[[], None]) -> Callable[[], None]:
-    """Let `change` happen to `ws` after the passes accepted so far; nobody awaits it, so that a fault fails the set. Returns what was put
-    in the order."""
+def edit(instance: Instance, ws: WorkingSet, change: Callable[[], None], what: str = EDIT) -> Callable[[], None]:
+    """Let `change` happen to `ws` after the passes accepted so far; nobody awaits it, so that a fault fails the set, as `what`. Returns
+    what was put in the order."""
     instance.touch(ws)
     seq = instance.engine.accept()
 
@@ -27,14 +27,36 @@ def edit(instance: Instance, ws: WorkingSet, change: Callable[[], None]) -> Call
             return
         try:
             change()
-        except EngineError as error:
-            ws.fail(error, None)  # nobody awaits an edit: every later use of the set raises it
+        except EngineError as error:  # nobody awaits an edit: every later use of the set raises it
+            ws.fail(error, what, seq, (ws.length, ws.frozen))
         except DeviceError as error:
-            ws.fail(PassFailed(f"the device failed an edit of the working set: {type(error).__name__}: {error}"), None)
+            ws.fail(PassFailed(f"the device reported {type(error).__name__}: {error}"), what, seq)
         instance.engine.poke()
 
     ws.order.run(run)
     return run
+
+
+def truncate(instance: Instance, ws: WorkingSet, length: int) -> None:
+    """Cut back to `length`, after the passes accepted so far. Of a failed set: to what it was before, if it had so much, and then it has
+    not failed any more."""
+    instance.touch(ws)
+
+    def mend() -> None:
+        if not ws.dropped and ws.failure(instance.engine.accepted) is not None:
+            ws.mend(length)
+
+    ws.order.run(mend)
+    edit(instance, ws, lambda: ws.truncate(length))
+
+
+def refuse(instance: Instance, ws: WorkingSet, error: EngineError) -> None:
+    """What a pass on `ws` that was refused by `error` means for what comes behind it."""
+
+    def change() -> None:
+        raise error
+
+    edit(instance, ws, change, PASS)
 
 
 def ask(instance: Instance, ws: WorkingSet, answer: Callable[[int], None], sink: Callable[[int | None, EngineError | None], None]) -> None:
@@ -67,13 +89,15 @@ class LateCommit:
     count in a channel, with the discard of the rest behind it, as soon as they are scheduled, where the set allows it (see slack.py).
     The value of a pass that a stop cancelled commits nothing: the pass added nothing to the buffer either."""
 
-    __slots__ = ("_deferred", "_drops", "_early", "_instance", "_run", "_ticket", "_value", "_ws")
+    __slots__ = ("_deferred", "_drops", "_early", "_fault", "_instance", "_run", "_seq", "_ticket", "_value", "_ws")
 
     def __init__(self, instance: Instance, ws: WorkingSet, counts: Channel | None = None) -> None:
         """`counts`: the host-reader channel whose next cell is the value."""
         instance.touch(ws)
         self._instance, self._ws = instance, ws
         self._value: int | Sequence[int] | None = None
+        self._fault: EngineError | None = None  # why there is none
+        self._seq = instance.engine.accept()
         self._deferred = Deferred(counts, counts.next_take()) if counts is not None else None
         self._drops = False  # what the value leaves over is discarded
         self._early = False
@@ -110,15 +134,18 @@ class LateCommit:
             if self._cancelled(cause):
                 if deferred is not None:
                     ws.cancel_commit(deferred)
-            elif pending or not self._early:  # else it was cut with the pass that it belongs to
-                ws.fail(cause, None)
-                if pending and deferred is not None and ws.slack is not None:
-                    ws.slack.remove(deferred)
+            elif not self._early:
+                self._fault = cause
+            elif pending and deferred is not None and ws.slack is not None:  # else it was cut with the pass that it belongs to
+                ws.fail(cause, EDIT, self._seq)
+                ws.slack.remove(deferred)
         if ws.last_commit is self:
             ws.last_commit = None
         ws.order.leave(self._ticket, queued=False)
 
     def _happen(self) -> None:
+        if self._fault is not None:
+            raise self._fault
         if self._value is not None:
             commit(self._instance, self._ws, self._value)
             if self._drops:

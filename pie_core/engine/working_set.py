@@ -25,13 +25,18 @@ if TYPE_CHECKING:
 __all__ = ["EVERYTHING", "WorkingSet", "pages_for"]
 
 
+PASS = "an earlier pass on this working set failed"
+EDIT = "an earlier edit of this working set failed"
+FORKED = "this working set was forked from one on which a pass or an edit had failed"
+
+
 class WorkingSet(SetEdits):
     """What a set holds (`SetTokens`), what authors may change of it (`SetEdits`), and its life: passes, forks, faults, pauses.
 
     Passes that were scheduled ahead and turn out cancelled give their tokens back when the step is read (`restore`). A paused set has
     given its pages back and is computed again before its next pass.
     Public operations are ordered after the passes accepted before them (`order`); a fault in one that nobody awaits is kept
-    in `error` and raised by the next use.
+    in `error` and raised by every later use, until `mend`.
     """
 
     __slots__ = (
@@ -39,7 +44,8 @@ class WorkingSet(SetEdits):
         "born",
         "dropped",
         "error",
-        "fail_until",
+        "fail_since",
+        "failed",
         "guess",
         "inherited",
         "last_commit",
@@ -49,6 +55,7 @@ class WorkingSet(SetEdits):
         "order",
         "pipe",
         "shared",
+        "sound",
         "used_at",
         "writers",
         "writing",
@@ -74,8 +81,10 @@ class WorkingSet(SetEdits):
         self._birth = -1 if born else self.order.enter()  # operations wait for the fork to happen as they wait for passes
         self.leaving = False  # dropped by its owner, maybe still used by accepted passes
         self.dropped = False
-        self.error: EngineError | None = None
-        self.fail_until: int | None = None  # passes accepted after this one may use the set again; None: no pass may
+        self.error: EngineError | None = None  # what failed first
+        self.failed = ""  # what that was, in words
+        self.fail_since = 0  # what was accepted before this number is not concerned
+        self.sound: tuple[int, int] | None = None  # (length, frozen) that can still be gone back to
         self.writers: list[Pass] = []  # passes scheduled on it, the last ones maybe in flight
         self.inherited: list[Pass] = []  # of the sets it was forked from, in flight at the fork: their failure is its own
         self.writing = False  # a pass of several steps is under way
@@ -103,7 +112,7 @@ class WorkingSet(SetEdits):
         if self.state is not None and self.buffered:
             return False  # computing it again folds every token
         self.failure(0)  # learns of what it inherited
-        useless = self.error is not None and self.fail_until is None
+        useless = self.error is not None and (self.order.idle or not self.fail_since)
         return useless or self.recipe.known >= self.length
 
     def resume(self, again: WorkingSet) -> None:
@@ -189,21 +198,40 @@ class WorkingSet(SetEdits):
         self.born = True
         self.order.leave(self._birth)
 
-    def fail(self, cause: EngineError, until: int | None) -> None:
-        """Fail the uses of this set by passes accepted up to number `until` (None: all) with `cause`."""
-        if self.error is None or self.fail_until is not None:
-            self.error, self.fail_until = cause, until
+    def fail(self, cause: EngineError, what: str, since: int = 0, sound: tuple[int, int] | None = None) -> None:
+        """Fail the uses of this set accepted as number `since` or later: `what` failed, because of `cause`. Of several, what was accepted
+        first counts. `sound`: the (length, frozen) from before it, where they are whole and known."""
+        if self.error is None or since < self.fail_since:
+            self.error, self.failed, self.fail_since = cause.root(), what, since
+            self.sound = sound if not self.pending else None
+
+    def fail_as(self, parent: WorkingSet) -> None:
+        """Fail, since the set that this one is to be forked from has failed."""
+        assert parent.error is not None  # `failure`
+        self.fail(parent.error, FORKED)
 
     def failure(self, seq: int) -> EngineError | None:
-        """Why pass number `seq` cannot use the set."""
+        """Why what was accepted as number `seq` cannot use the set."""
         if self.inherited:
             for writer in self.inherited:
                 if writer.failure is not None:
-                    self.fail(writer.failure, None)
+                    self.fail(writer.failure, FORKED)
             self.inherited = [w for w in self.inherited if not w.ended]
-        if self.error is None or (self.fail_until is not None and seq > self.fail_until):
+        if self.error is None or seq < self.fail_since:
             return None
-        return self.error
+        back = f", or truncate({self.sound[0]}) to go back to before it" if self.sound is not None else ", or start a new working set"
+        return self.error.told_later(self.failed, f"go on from a fork made before it{back}")
+
+    def mend(self, length: int) -> None:
+        """Cut a failed set back to `length` tokens from before the failure: it is whole then. Where that cannot be, it stays failed."""
+        if self.sound is None or length > min(self.sound[0], self.length):
+            return
+        frozen = self.sound[1]
+        folded = self.state is not None and length < self.state.at
+        if (length < frozen and length not in self.fork_points) or ((self.paused or folded) and self.recipe.known < length):
+            return
+        self.restore(length, min(frozen, length))
+        self.error = self.sound = None
 
     def drop(self) -> None:
         """Free every page. Twice is harmless."""

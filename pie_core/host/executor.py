@@ -15,7 +15,7 @@ from pie_core.engine.forward import Pass, PassSpec
 from pie_core.engine.instance import Instance
 from pie_core.engine.pipeline import Pipeline
 from pie_core.engine.values import Value
-from pie_core.engine.working_set import WorkingSet
+from pie_core.engine.working_set import EDIT, WorkingSet
 from pie_core.eta.program import Program
 from pie_core.host.deadlock import NOBODY_SENDS, Deadlock, deadlock
 from pie_core.host.ops import OPS, Payload
@@ -195,7 +195,7 @@ class Executor:
             try:
                 edit(ws)
             except EngineError as error:
-                ws.fail(error, None)
+                ws.fail(error, EDIT, self._instance.engine.accept())
 
     def _ws_commit(self, p: Payload) -> None:
         self._edit(p, partial(self._commit, p["n"]))
@@ -362,10 +362,9 @@ class Executor:
             self._outputs.update((future, []) for future in outs)
             self._instance.submit_with(self._pipe(p["pipe"]), spec, sink)
         except EngineError as error:
-            for key in p["ws"]:  # without outputs nobody would be told
-                ws = self._sets.get(key)
-                if ws is not None and not outs:
-                    ws.fail(error, None)
+            for ws in filter(None, map(self._sets.get, p["ws"])):  # what is posted already counts on the pass
+                if not self._instance.closed:
+                    self._instance.refused(ws, error)
             sink(None, None, error)
 
     def _spec(self, p: Payload) -> tuple[PassSpec, list[ChannelEntry]]:
