@@ -65,6 +65,10 @@ RUNS: dict[str, Job] = {
     "again, tree": job("speculative_tree", prompt=AGAIN, max_tokens=24),
     "paris": job("prompt_lookup", prompt=PARIS, max_tokens=24),
     "paris, tree": job("speculative_tree", prompt=PARIS, max_tokens=24),
+    "again, on the device": job("draft_ahead", prompt=AGAIN, max_tokens=24),
+    "paris, on the device": job("draft_ahead", prompt=PARIS, max_tokens=24),
+    "one token, on the device": job("draft_ahead", prompt="Paris", max_tokens=4, width=2),
+    "one token": job("prompt_lookup", prompt="Paris", max_tokens=4, drafts=0),
     "hello": job("hello", prompt=RAIN),
     "one beam": job("beam_search", prompt=RAIN, max_tokens=8, beams=1),
     "beams": job("beam_search", prompt=RAIN, max_tokens=8, beams=4),
@@ -81,6 +85,7 @@ RUNS: dict[str, Job] = {
 WRONG = [
     (job("prompt_lookup", drafts=33), "drafts 33; use"),
     (job("prompt_lookup", max_tokens=0), "max_tokens is 0"),
+    (job("draft_ahead", width=1), "width 1; use"),
     (job("beam_search", beams=0), "beams 0; use"),
     (job("best_of_n", n=0), "n is 0"),
     (job("self_consistency", votes=33), "votes is 33"),
@@ -103,6 +108,14 @@ def test_drafts_change_the_passes_and_not_the_tokens(results: dict[str, Any]) ->
     assert results["again, greedy"]["passes"] == 24
     assert results["again"]["passes"] < 12, "a text that repeats itself is guessed"
     assert results["paris"]["tokens"] == results["paris, tree"]["tokens"]
+
+
+def test_drafts_need_no_program(results: dict[str, Any]) -> None:
+    for name, width in (("again", 4), ("paris", 4), ("one token", 2)):
+        alone = results[f"{name}, on the device"]
+        assert alone["tokens"] == results[name]["tokens"]
+        assert len(alone["tokens"]) / width <= alone["passes"] <= len(alone["tokens"])
+    assert results["again, on the device"]["passes"] < 12, "a text that repeats itself is guessed"
 
 
 def test_beams_find_what_is_likelier_than_the_greedy_text(results: dict[str, Any]) -> None:
@@ -143,5 +156,5 @@ def test_inputs_out_of_range_are_refused_in_words(results: dict[str, Any], words
 
 
 def test_each_example_of_state_is_short() -> None:
-    for name in ("prompt_lookup", "beam_search", "best_of_n", "self_consistency", "attention_sinks", "run_ahead"):
+    for name in ("draft_ahead", "prompt_lookup", "beam_search", "best_of_n", "self_consistency", "attention_sinks", "run_ahead"):
         assert len((EXAMPLES / f"{name}.py").read_text(encoding="utf-8").splitlines()) < 60, name
