@@ -10,6 +10,7 @@ from pie_core.device.protocol import PAGE_TOKENS
 from pie_core.engine.errors import ContextLengthExceeded, EngineError
 from pie_core.engine.forward import Part, Pass, PassSpec
 from pie_core.engine.pass_checks import check_ids
+from pie_core.engine.values import Value
 
 if TYPE_CHECKING:
     from pie_core.engine.instance import Instance
@@ -110,13 +111,19 @@ def prewarm(
         cache.refresh(names, instance)
         sink(pages * PAGE_TOKENS, None)
         return
+
+    def ended(_: Pass, values: list[Value] | None, error: EngineError | None) -> None:
+        if error is not None:
+            sink(None, error)
+        else:
+            sink(len(cache.leading(names)) * PAGE_TOKENS, None)
+
     pipe = instance.pipeline()
     try:
         ws = instance.working_set()
         try:
-            instance.submit_with(pipe, PassSpec(ids[: pages * PAGE_TOKENS], [ws]), lambda *_: None)  # its failure is the set's
-            instance.ask(ws, lambda _: sink(len(cache.leading(names)) * PAGE_TOKENS, None), sink)
+            instance.submit_with(pipe, PassSpec(ids[: pages * PAGE_TOKENS], [ws]), ended)
         finally:
-            instance.drop(ws)  # behind the pass and the question
+            instance.drop(ws)  # behind the pass
     finally:
         instance.close_pipeline(pipe)
