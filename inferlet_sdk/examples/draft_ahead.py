@@ -15,7 +15,7 @@ async def main(input: dict) -> dict:
     if limit < 1 or not 2 <= width <= 16:
         raise ValueError(f"max_tokens is {limit} and width {width}; use 1 or more, and 2 to 16")
     prompt = chat.prefix() + model.encode(input.get("prompt", "one two three one two three one two"))
-    followers = dict(zip(prompt, prompt[1:], strict=False))
+    followers = {prompt[k - 1]: prompt[k] for k in range(1, len(prompt))}
     table = Channel.of([followers.get(token, -1) for token in range(model.vocab)])
     feed, guesses = (Channel.of([prompt[-1]] * width) for _ in range(2))  # the same tokens, for the pass and for its epilogue
     counts = Channel("i32", (), AHEAD, host="reader")
