@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+import re
+import threading
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from playwright.sync_api import Browser
 
 from e2e.conftest import Tab, TinyModel
 from e2e.programs import DEVICE_FED, FORK, FORKS, GENERATE, HEAD, HELLO, RAISES, REUSE
+from pie_server.api.backend import InferletError
 from pie_server.config import Settings
 from pie_server.service import Service
 
@@ -23,23 +23,22 @@ Native = Callable[[str, Any], Any]
 
 
 @pytest.fixture(scope="module")
-def native(tiny: TinyModel) -> Native:
-    """The same program on the server's cpu device: the same kernels, so the same tokens."""
+def native(tiny: TinyModel) -> Iterator[Native]:
+    """The same program on the server's cpu device: the same kernels, so the same tokens. Raises the server's InferletError."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="native", daemon=True)  # Playwright's own loop runs in this one
+    thread.start()
 
-    async def run(source: str, input: Any) -> Any:
-        service = Service.from_settings(Settings(model=str(tiny.path), device="cpu", kv_pool_mb=8))
-        await service.load()
-        try:
-            return await service.run(source, "hello.py", input, _nobody)
-        finally:
-            await service.close()
+    def done(work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
 
-    @cache
-    def cached(source: str, input: str) -> Any:
-        with ThreadPoolExecutor(1) as thread:  # Playwright's own loop runs in this one
-            return thread.submit(asyncio.run, run(source, json.loads(input))).result()
-
-    return lambda source, input: cached(source, json.dumps(input))
+    service = Service.from_settings(Settings(model=str(tiny.path), device="cpu", kv_pool_mb=8))
+    done(service.load())
+    yield lambda source, input: done(service.run(source, "inferlet.py", input, _nobody))
+    done(service.close())
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
 
 
 async def _nobody(_: Any) -> None:
@@ -141,6 +140,59 @@ def test_the_console_stays_clean_however_a_program_ends(tiny_tab: Tab) -> None:
     assert tiny_tab.page.evaluate(stopped, [GENERATE, {"prompt": PROMPT, "n": 400, "send": True}]) == "Cancelled"
     tiny_tab.page.wait_for_function("() => window.pieHello.pie.stats().then((s) => s.engine.instances === 0)")
     assert tiny_tab.console[before:] == []
+
+
+FULL_RING = """
+async def main(input):
+    ws, pipe, kept = WorkingSet(), Pipeline(), Channel("i32", (), 1)
+
+    def step():
+        best = reduce_argmax(intrinsics.output(0, "logits"))
+        kept.put(best)
+        return best
+
+    outs = []
+    for token in (5, 6):
+        fwd = ForwardPass()
+        fwd.embed([token])
+        fwd.state([ws], StateGeometry.folding())
+        outs.append(fwd.epilogue(step))
+        pipe.submit(fwd)
+    await outs[0]
+    await outs[1]
+"""
+# Body behind HEAD, type, text of the author's line (None: ended from outside)
+LIMITED = {
+    "deadlock of a pass": (FULL_RING, "Deadlock", "    await outs[1]"),
+    "id out of range": (FAILS_ITS_PASS.removeprefix(HEAD), "InvalidPass", None),
+    "pipelines": ("def main(i):\n    kept = [Pipeline() for _ in range(4097)]", "BudgetExceeded", "    kept ="),
+    "cells": ("async def main(i):\n    await Channel('f32', (1 << 20,), 4).take()", "BudgetExceeded", "    await"),
+    "printed": ("def main(i):\n    while True: print('y' * 9000)", "BudgetExceeded", "    while True"),
+    "encoded": ("def main(i):\n    model.encode('x' * 1_000_001)", "TokenizerError", "    model.encode("),
+    "one call": ("def main(i):\n    send('x' * (17 << 20))", "OutputLimitExceeded", "    send("),
+    "result": ("def main(i):\n    return 'x' * (17 << 20)", "OutputLimitExceeded", None),
+    "memory": ("def main(i):\n    return bytearray(1 << 30)", "MemoryError", "    return"),
+    "a text that grows": ("def main(i):\n    s = 'ab'\n    while True: s = s + s", "MemoryLimitExceeded", None),
+    "stack": ("def main(i):\n    x = []\n    for _ in range(200000): x = [x]\n    return repr(x)", "StackLimitExceeded", None),
+    "calls": ("def f(n): return f(n + 1)\ndef main(i):\n    return f(0)", "RecursionError", "def f(n)"),
+    "WASI": ("import select\ndef main(i): select.select([], [], [], 5)", "GuestTrap", None),
+}
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_what_ends_a_program_is_what_ends_it_on_the_server(cpu_tab: Tab, native: Native, name: str) -> None:
+    body, kind, marked = LIMITED[name]
+    source = HEAD + body
+    with pytest.raises(InferletError) as ended:
+        native(source, {})
+    there, here = ended.value, cpu_tab.run(source)["error"]
+    assert (here["type"], here["line"]) == (there.kind, there.line), (here, there)
+    assert here["type"] == kind
+    if marked is not None:
+        assert source.splitlines()[here["line"] - 1].startswith(marked)
+    said = re.sub(r"@[0-9.]+#", "#", there.message).replace("its stack of 2 MiB", "its stack")  # a browser's stack has a size of its own
+    assert here["message"] == said
+    assert cpu_tab.engine()["pages_used"] == 0
 
 
 @pytest.mark.parametrize("tiny_tab", ["webgpu"], indirect=True)

@@ -83,6 +83,7 @@ def test_texts_are_answered_beside_the_inferlet(pool: Page, tokenizer: HfTokeniz
     ]
 
 
+# More of them are compared with the server in e2e/test_engine.py
 AUTHOR: list[tuple[str, str, int | None, str]] = [  # source, type, line (None: any), part of the message
     ("async def main(i):\n    x = 1\n    return 1 / 0", "ZeroDivisionError", 3, "division"),
     ("async def main(i):\n    x = (\n", "SyntaxError", 2, "never closed"),
@@ -93,18 +94,8 @@ AUTHOR: list[tuple[str, str, int | None, str]] = [  # source, type, line (None: 
     ("import socket\ndef main(i):\n    socket.create_connection(('127.0.0.1', 80))", "PermissionError", 3, "network"),
     ("def main(i):\n    kept = []\n    while True:\n        kept.append(bytearray(1 << 20))", "MemoryError", 4, "memory limit"),
     ("from inferlet import send\ndef main(i):\n    while True: send('y' * 9000)", "BudgetExceeded", 3, "the cap is"),
-    ("def main(i):\n    while True: print('y' * 9000)", "BudgetExceeded", 2, "characters printed and logged"),
-    ("from inferlet import send\ndef main(i):\n    send('x' * (17 << 20))", "OutputLimitExceeded", 3, "the limit is 16,777,216"),
-    (
-        "from inferlet.eta import Pipeline\ndef main(i):\n    kept = [Pipeline() for _ in range(4097)]",
-        "BudgetExceeded",
-        3,
-        "handles: 4096 in use",
-    ),
     ("import asyncio\nasync def main(i):\n    await asyncio.Event().wait()", "Deadlock", 3, "waits"),
     ("import os\ndef main(i):\n    return os.listdir('/')", "FileNotFoundError", 3, "/"),
-    ("def main(i):\n    return bytearray(1 << 30)", "MemoryError", 2, "memory limit"),
-    ("def main(i):\n    def f(n):\n        return f(n + 1)\n    return f(0)", "RecursionError", 3, "recursion"),
     ("from inferlet import chat\ndef main(i):\n    chat.render([{'role': 'robot', 'content': 'x'}])", "MessageError", 3, "robot"),
 ]
 
@@ -143,7 +134,6 @@ def test_a_flood_of_submits_is_refused_at_the_authors_line(pool: Page) -> None:
 ENDED = [
     ("def main(i):\n    x = []\n    for _ in range(200000): x = [x]\n    return repr(x)", "StackLimitExceeded", "nested too deeply"),
     ("import json\ndef main(i): json.loads('[' * 100000)", "StackLimitExceeded", "deep data in json"),
-    ("def main(i):\n    s = 'ab'\n    while True: s = s + s", "MemoryLimitExceeded", "most likely beyond its 256 MiB"),
     ("import _socket\ndef main(i): _socket.socket()", "GuestTrap", "wasi:sockets/tcp-create-socket#create-tcp-socket"),
     ("import select\ndef main(i): select.select([], [], [], 5)", "GuestTrap", "wasi:clocks/monotonic-clock#subscribe-duration"),
     ("def main(i): return 'x' * (17 << 20)", "OutputLimitExceeded", "16,777,216"),
