@@ -263,6 +263,29 @@ def gates(w: Writer) -> None:
         w.template(title, "gate", {"bucket": 8}, buffers, [w.check("step", want), w.check("arena", after)])
 
 
+def shifts(w: Writer) -> None:
+    """Rows that go back over a page's edge by a fresh total, by an old one, behind a replayed row; one that stores nothing, one that stays."""
+    pages, rows = (9, 4, 7), 8
+    positions = np.arange(28, 28 + rows)
+
+    def slots(pos: Array) -> Array:
+        return np.array([NONE if t == 1 else pages[p // 16] * 16 + p % 16 for t, p in enumerate(pos)], np.uint32)
+
+    words = rows_step(rows).words()[: 16 + 8 * rows]
+    moved = np.array([3, 3, 3, 3, 2, 7, 7, 0])  # 5 - 2; 6 - 4 of the early row; 6 + 5 - 4
+    entries = [(0, 1, 1, 5, 0, 0, 0, 4), (2, 0, 3, 5, 4, 4, 1, 3)]  # total, fresh, cell, limit, known, first, early, rows
+    step = np.concatenate([words, np.array(pages, np.uint32), np.array(entries, np.uint32).reshape(-1)])
+    table = step[16 : 16 + 8 * rows].reshape(rows, 8)
+    table[:, 2], table[:, 3], table[:, 4] = positions, slots(positions), len(words)
+    step[11:13] = len(words) + len(pages), len(entries)
+    want = step.copy()
+    after = want[16 : 16 + 8 * rows].reshape(rows, 8)
+    after[:, 2], after[:, 3] = positions - moved, slots(positions - moved)
+    arena = np.array([99, 2, 6, NONE], np.uint32)
+    totals = w.check("arena", np.array([3, 2, 11, NONE], np.uint32))
+    w.template("shift", "shift", {"bucket": 8}, {"step": w.buffer(step), "arena": w.buffer(arena)}, [w.check("step", want), totals])
+
+
 def epilogue(w: Writer, title: str, batch: Batch, rtol: float, atol: float) -> None:
     """A batch: statuses, outputs, put cells and their copies for the host."""
     checks = []
@@ -400,7 +423,7 @@ def maps(w: Writer) -> None:
 def text() -> str:
     """The whole file; the same on every run."""
     w = Writer()
-    for part in (embeds, norms, linears, ropes, attentions, moves, recurrences, gates, ops, programs, memory_ops, maps):
+    for part in (embeds, norms, linears, ropes, attentions, moves, recurrences, gates, shifts, ops, programs, memory_ops, maps):
         part(w)
     covered = {op.name for op in OPS.values() if op.kind in ("elementwise", "reduce", "view", "lookup", "pivot", "skeleton", "pick")}
     used = {node[0] for case in w.cases if "epilogue" in case for node in json.loads(case["epilogue"])["ops"]}
