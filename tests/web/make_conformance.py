@@ -264,7 +264,7 @@ def gates(w: Writer) -> None:
 
 
 def shifts(w: Writer) -> None:
-    """Rows that go back over a page's edge by a fresh total, by an old one, behind a replayed row; one that stores nothing, one that stays."""
+    """Rows that go back over a page's edge by a fresh total, by an old one, behind a replayed row; one without a slot, one that stays."""
     pages, rows = (9, 4, 7), 8
     positions = np.arange(28, 28 + rows)
 
