@@ -55,6 +55,7 @@ class Channel:
         "seen",
         "shape",
         "shared",
+        "skipped",
         "stops",
         "tail",
     )
@@ -83,6 +84,7 @@ class Channel:
         self.tail = 0
         self.reserved = 0
         self.pending = 0  # puts of passes accepted and not settled
+        self.skipped: EngineError | None = None  # of the passes accepted last, what cancelled some that would have put
         self.order = Ordered()  # orders `set` of a host writer against the passes that use the cell it replaces
         self.poison: tuple[int, EngineError] | None = None  # (first bad cell, cause): that cell and all later ones
         self.pipe: Pipeline | None = None
@@ -254,6 +256,11 @@ class Channel:
         else:
             self.head += 1  # only the stop watcher looks at it
 
+    def expect(self) -> None:
+        """A pass was accepted that puts."""
+        self.pending += 1
+        self.skipped = None
+
     def settled(self) -> None:
         """A put that was accepted is settled or cancelled."""
         self.pending -= 1
@@ -296,7 +303,8 @@ class Channel:
             if cause is None and self._reachable(len(waiters)):
                 return
             _, sink = waiters.pop()
-            sink(None, cause or ChannelEmpty(f"no submitted pass puts the value that this take of a {self.describe()} waits for"))
+            empty = f"no submitted pass puts the value that this take of a {self.describe()} waits for"
+            sink(None, cause or self.skipped or ChannelEmpty(empty))
 
     def _reachable(self, waiters: int) -> bool:
         reads = sum(1 for take, _ in self._waiters if not take)

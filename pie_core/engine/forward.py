@@ -283,8 +283,9 @@ class Pass:
                     channel.reserved -= 1
                 if self.final:
                     channel.head -= 1
-            if use.puts and self.final:
-                channel.tail -= 1
+            if use.puts:
+                channel.tail -= self.final
+                channel.skipped = cause
         self.undone = True
         if self.started:
             for part in self.parts:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pie_core.device.protocol import DeviceError
 from pie_core.engine.channel import Channel
-from pie_core.engine.errors import ChannelEmpty, EngineError, InvalidState, PassFailed, PassSkipped
+from pie_core.engine.errors import EngineError, InvalidState, PassFailed, PassSkipped
 from pie_core.engine.slack import Deferred, Slack
 from pie_core.engine.values import Value, committed
 from pie_core.engine.working_set import EDIT, PASS, WorkingSet
@@ -131,7 +131,7 @@ class LateCommit:
             elif pending and deferred is not None and isinstance(what, int):
                 ws.settle_commit(deferred, what)
         except EngineError as cause:
-            if self._cancelled(cause):
+            if isinstance(cause, PassSkipped):  # the pass that counts was cancelled
                 if deferred is not None:
                     ws.cancel_commit(deferred)
             elif not self._early:
@@ -156,12 +156,6 @@ class LateCommit:
         assert ws.slack is not None and self._deferred is not None  # `discard`
         self._early = ws.slack.defer(ws, self._deferred)
         return self._early
-
-    def _cancelled(self, cause: EngineError) -> bool:
-        if isinstance(cause, ChannelEmpty):
-            pipe = self._deferred.channel.pipe if self._deferred is not None else None
-            return pipe is not None and pipe.stopped
-        return isinstance(cause, PassSkipped)
 
 
 def discard(instance: Instance, ws: WorkingSet, n: int | None) -> None:

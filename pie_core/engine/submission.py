@@ -72,7 +72,7 @@ def accept(instance: Instance, pipe: Pipeline, spec: PassSpec, sink: PassSink) -
     for use in uses:
         channel = use.channel
         if use.puts:
-            channel.pending += 1
+            channel.expect()
         if channel.host == "writer":
             use.ticket = channel.order.enter()
         if channel.pipe is not pipe:

@@ -219,8 +219,9 @@ class WorkingSet(SetEdits):
             self.inherited = [w for w in self.inherited if not w.ended]
         if self.error is None or seq < self.fail_since:
             return None
-        back = f", or truncate({self.sound[0]}) to go back to before it" if self.sound is not None else ", or start a new working set"
-        return self.error.told_later(self.failed, f"go on from a fork made before it{back}")
+        fork = "go on from a fork made before it, or " if self.fail_since else ""
+        back = f"truncate({self.sound[0]}) to go back to before it" if self.sound is not None else "start a new working set"
+        return self.error.told_later(self.failed, fork + back)
 
     def mend(self, length: int) -> None:
         """Cut a failed set back to `length` tokens from before the failure: it is whole then. Where that cannot be, it stays failed."""

@@ -204,11 +204,12 @@ class Executor:
         if not isinstance(what, dict):
             self._instance.commit(ws, what)
             return
+        if "ch" in what:
+            self._instance.commit(ws, self._channel(what["ch"]))
+            return
         settle = self._instance.commit_later(ws)
         try:
-            if "ch" in what:
-                self._instance.receive(self._channel(what["ch"]), True, settle)
-            elif what["out"] in self._fresh:
+            if what["out"] in self._fresh:
                 settle(*self._fresh[what["out"]])
             elif what["out"] in self._outputs:
                 self._outputs[what["out"]].append(settle)

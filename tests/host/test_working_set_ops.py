@@ -136,6 +136,73 @@ async def test_commits_that_cannot_be(what: Any, kind: str, words: str) -> None:
     assert caught.value.type == kind
 
 
+def drafting(stops: bool) -> tuple[Any, Any, Any]:
+    """(traced, count, stop): an epilogue that counts two, and stops."""
+    count, stop = Like(()), Like(())
+    stop.dtype = "bool"
+
+    def epilogue() -> Any:
+        channel.put(count, reshape(iota(1) + 2, ()))
+        if stops:
+            channel.put(stop, reshape(iota(1), ()) == 0)
+        return argmax()
+
+    return traced(epilogue), count, stop
+
+
+@pytest.mark.parametrize("stops", [True, False], ids=["behind a stop", "in a loop"])
+async def test_drafts_committed_by_a_channel_run_ahead(stops: bool) -> None:
+    """Passes go on behind a count that only the device has; the ones that a stop cancels count nothing."""
+    loop, *order = drafting(stops)
+
+    async def script(api: Api, _: Any) -> Any:
+        prog, ws, pipe, other = api.program(GREEDY.program.text), api.new("ws"), api.new("pipe"), api.new("pipe")
+        count, stop = api.new("ch", dtype="u32", capacity=4, host="reader"), api.new("ch", dtype="bool", capacity=4)
+        if stops:
+            api.call("pipe.stop_when", pipe=pipe, ch=stop)
+        chans = [count if made is order[0] else stop for made in loop.channels]
+        drafting_ = api.program(loop.program.text)
+        for k in range(3):
+            api.submit(pipe, ws, [20 + k] * 3, drafting_, chans=chans, params=list(loop.params), geo={"mode": "buffered"})
+            api.call("ws.commit", ws=ws, n={"ch": count})
+            api.call("ws.discard", ws=ws, n=None)
+        return await api.future("ws.length", ws=ws), await api.submit(other, ws, [9], prog)[0]
+
+    runner = FakeRunner()
+    async with running(runner) as engine:
+        kept = [20, 20] if stops else [20, 20, 21, 21, 22, 22]
+        assert await run(engine, script) == [len(kept), reference([*kept, 9])]
+    assert runner.shifted, "they waited for the host"
+
+
+@pytest.mark.parametrize("later", ["at once", "a moment later"])
+async def test_a_pass_that_the_engine_refuses_fails_what_comes_behind_it(later: str) -> None:
+    async def script(api: Api, _: Any) -> Any:
+        prog, bad, ws, pipe = api.program(GREEDY.program.text), api.program(counting.program.text), api.new("ws"), api.new("pipe")
+        await api.submit(pipe, ws, STEM, prog)[0]
+        refused = api.submit(pipe, ws, [8], bad, params=list(counting.params))[0]
+        if later != "at once":
+            await api.future("sleep", ms=10)
+        behind = api.submit(pipe, ws, [9], prog)[0]
+        errors = []
+        for future in (refused, behind):
+            with pytest.raises(HostError) as caught:
+                await future
+            errors.append((caught.value.type, str(caught.value)))
+        api.call("ws.truncate", ws=ws, n=3)
+        return errors, await api.submit(pipe, ws, [9], prog)[0]
+
+    counting = traced(lambda: reshape(iota(1) + 7, ()))
+    runner = FakeRunner()
+    runner.bad_programs = {counting.program.hash}
+    async with running(runner) as engine:
+        (first, second), token = await run(engine, script)
+    words = "the epilogue did not compile: the shader compiler refused it"
+    assert first == ["PassFailed", words]
+    assert second[0] == "PassFailed" and second[1].startswith(f"an earlier pass on this working set failed: {words}; go on from a fork")
+    assert token == reference([*STEM, 9])
+
+
 async def save(api: Api, _: Any) -> Any:
     ws, pipe = api.new("ws"), api.new("pipe")
     api.submit(pipe, ws, STEM)
