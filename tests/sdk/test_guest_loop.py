@@ -452,3 +452,43 @@ async def main(input):
 """
     assert await result_of(guest, host, source) == 1
     assert host.sent == ["closed"]
+
+
+EMPTY = {"type": "ChannelEmpty", "message": "no submitted pass puts the value"}
+TAKES = """
+import asyncio
+from inferlet.eta import Channel
+
+async def main(input):
+    r = Channel("i32", (), 4, host="reader")
+    tasks = [asyncio.create_task(r.take()) for _ in range(3)]
+    await asyncio.sleep(0)
+    for k in input:
+        tasks[k].cancel()
+    got = await asyncio.gather(*tasks, return_exceptions=True)
+    return [type(g).__name__ if isinstance(g, BaseException) else g for g in got]
+"""
+
+
+@pytest.mark.parametrize(
+    ("cancelled", "events", "want"),
+    [
+        ([], [(2, False), (1, False), (0, True)], [70, "ChannelEmpty", "ChannelEmpty"]),
+        ([], [(2, False), (0, True), (1, True)], [70, 71, "ChannelEmpty"]),
+        ([], [(2, False), (1, False), (0, False)], ["ChannelEmpty"] * 3),
+        ([1], [(2, False), (0, True), (1, True)], [70, "CancelledError", 71]),
+        ([0, 2], [(2, False), (1, False), (0, True)], ["CancelledError", 70, "CancelledError"]),
+        ([0], [(2, False), (1, False), (0, True)], ["CancelledError", 70, "ChannelEmpty"]),
+    ],
+)
+async def test_takes_are_served_in_order_and_refusals_are_the_last_ones(
+    guest: Local, host: ScriptedHost, cancelled: list[int], events: list[tuple[int, bool]], want: list[object]
+) -> None:
+    """The host refuses the newest take first, and before it has the value of the oldest."""
+    answer = json.loads(await guest.start(request(TAKES, cancelled)))
+    futures, values = [p["f"] for p in host.payloads("ch.take")], iter(range(70, 73))
+    outcomes = [[futures[k], True, next(values)] if ok else [futures[k], False, EMPTY] for k, ok in events]
+    for batch in ([outcomes], [[one] for one in outcomes])[len(cancelled) % 2]:
+        if answer["s"] == "pending":
+            answer = json.loads(await guest.resume(json.dumps(batch)))
+    assert answer == {"s": "done", "r": want}

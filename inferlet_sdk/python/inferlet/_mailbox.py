@@ -27,7 +27,11 @@ class _Slot:
 
 
 class Mailbox:
-    """Pairs waiters with host futures in order, as asyncio.Queue does: an arrival whose waiter was cancelled goes to the next one."""
+    """Pairs waiters with host futures in order, as asyncio.Queue does: an arrival whose waiter was cancelled goes to the next one.
+
+    A refusal says that so many cannot be served, whichever future it comes by: it is the last waiter's, and nobody's where there are no
+    more waiters than futures in flight.
+    """
 
     __slots__ = ("_kept", "_request", "_slots", "_waiters")
 
@@ -35,7 +39,7 @@ class Mailbox:
         self._request = request  # posts the op for a future id
         self._slots: list[_Slot] = []
         self._waiters: deque[asyncio.Future[None]] = deque()
-        self._kept: deque[tuple[Any, BaseException | None]] = deque()
+        self._kept: deque[Any] = deque()
 
     async def get(self) -> Any:
         """The next value; raises what the host answered instead."""
@@ -56,16 +60,19 @@ class Mailbox:
                     self._wake()
                 self._listen()
                 raise
-        value, error = self._kept.popleft()
-        if error is not None:
-            raise error
-        return value
+        return self._kept.popleft()
 
     def arrived(self, slot: _Slot, value: Any, error: BaseException | None) -> None:
         """One host future settled."""
         self._slots.remove(slot)
-        self._kept.append((value, error))
-        self._wake()
+        if error is None:
+            self._kept.append(value)
+            self._wake()
+            return
+        waiting = [waiter for waiter in self._waiters if not waiter.done()]
+        if len(waiting) > len(self._slots):
+            self._waiters.remove(waiting[-1])
+            waiting[-1].set_exception(error)
 
     def interrupted(self, error: BaseException) -> None:
         """The wait of one future ends with `error`; the future stays in flight, for the next waiter."""
