@@ -271,6 +271,8 @@ class FakeRunner:
             elif node.name == "put":
                 pending[chan] = args[0]
                 value = None
+            elif node.name == "broadcast":
+                value = [_first(args[0])] * size  # of a scalar or one element
             else:
                 value = _OPS[node.name](*args)
             values.append(value)
@@ -306,7 +308,6 @@ _OPS: dict[str, Callable[..., Any]] = {
     "ge": _each(lambda a, b: a >= b),
     "cast": lambda a: a,
     "reshape": lambda a: a,
-    "broadcast": _first,
 }
 
 
