@@ -30,6 +30,7 @@ REPLAY = (ROOT / "bench" / "replay.py").read_text()
 PEERS = "peers in the same browser (facts/webgpu.md): transformers.js WASM fp32 39 tok/s, WASM q8 32-35, WebGPU q4 0.22; wllama 8-12"
 CHAIN = {"cpu": {1: 0.9, 4: 1.9, 8: 2.9}, "webgpu": {1: 1.6, 4: 2.6, 8: 4.1}}  # ms a step with so many inferlets, of the sketch
 READY_MS = 240_000
+PARTS = ("start", "decode", "memory")
 GENERATIONS, SAMPLES = 50, 6  # of the memory figures
 
 GENERATE = """
@@ -114,6 +115,11 @@ def open_hello(context: BrowserContext, origin: str, device: str) -> tuple[Page,
     return page, seconds
 
 
+def device_name(page: Page) -> str:
+    """What the page runs on."""
+    return str(page.evaluate("window.pieHello.pie.info().device.name"))
+
+
 def replay(page: Page, tokens: int, rounds: int = 3) -> float:
     """Seconds a step of the bare plans, in the engine's own worker."""
     for worker in page.workers:
@@ -164,6 +170,7 @@ def start_figures(context: BrowserContext, origin: str, device: str, assets: Pat
     page, cold = open_hello(context, origin, device)
     page.evaluate("(source) => window.pieHello.pie.run(source, {input: {first: 1, n: 1}})", GENERATE)
     report.add("cold start to ready, s", cold)
+    report.device = device_name(page)
     bytes_by_part(fetched, assets, report)
     page.close()
     starts = []
@@ -229,27 +236,33 @@ def memory_figures(page: Page, device: str, report: Report) -> None:
 
 def main() -> int:
     """The bench; its exit code."""
-    args = arguments(__doc__)
+    args = arguments(__doc__, parts=PARTS)
+    parts = args.only or PARTS
     tokens = args.tokens if args.device == "cpu" else min(args.tokens, 6)
     report = Report("browser", args.device)
     assets = web_assets(level="best")
     os.environ["PIE_PAGE"] = str(assets)  # for the server: what is measured is what was built, whatever becomes of the sources
     with tempfile.TemporaryDirectory() as scratch, pie_serve("--device", "cpu", "--kv-pool-mb", "64") as server, chromium() as browser:
         context = browser.new_context(service_workers="block")
-        start_figures(context, server.url, args.device, assets, report)
-        worker = tapped_worker(Path(scratch)).read_text()
+        if "start" in parts:
+            start_figures(context, server.url, args.device, assets, report)
+        if "decode" in parts:
+            worker = tapped_worker(Path(scratch)).read_text()
 
-        def tapped(route: Route) -> None:
-            route.fulfill(status=200, content_type="text/javascript", body=worker)
+            def tapped(route: Route) -> None:
+                route.fulfill(status=200, content_type="text/javascript", body=worker)
 
-        context.route("**/web/engine.worker.js", tapped)
-        page, _ = open_hello(context, server.url, args.device)
-        decode_figures(page, args.device, tokens, report)
-        page.close()
-        context.unroute("**/web/engine.worker.js")
-        page, _ = open_hello(context, server.url, args.device)
-        memory_figures(page, args.device, report)
-        report.device = str(page.evaluate("window.pieHello.pie.info().device.name"))
+            context.route("**/web/engine.worker.js", tapped)
+            page, _ = open_hello(context, server.url, args.device)
+            decode_figures(page, args.device, tokens, report)
+            report.device = device_name(page)
+            page.close()
+            context.unroute("**/web/engine.worker.js")
+        if "memory" in parts:
+            page, _ = open_hello(context, server.url, args.device)
+            memory_figures(page, args.device, report)
+            report.device = device_name(page)
+            page.close()
         context.close()
     report.notes.append(PEERS)
     return report.finish(args.json)

@@ -52,12 +52,16 @@ class Report:
         return 1 if self.failed else 0
 
 
-def arguments(doc: str | None, argv: Sequence[str] | None = None, *, devices: bool = True, tokens: int = 64) -> argparse.Namespace:
-    """Options common to all benches: --json, --device, --model, --tokens."""
+def arguments(
+    doc: str | None, argv: Sequence[str] | None = None, *, devices: bool = True, tokens: int = 64, parts: Sequence[str] = ()
+) -> argparse.Namespace:
+    """Options common to all benches: --json, --device, --model, --tokens; --only where a bench has `parts`."""
     p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--json", action="store_true", help="end with one JSON object")
     if devices:
         p.add_argument("--device", choices=["cpu", "webgpu"], default="cpu")
         p.add_argument("--model", default=None, help="name or path; the default model otherwise")
         p.add_argument("--tokens", type=int, default=tokens, help="tokens decoded in each measurement")
+    if parts:
+        p.add_argument("--only", choices=parts, action="append", help="measure this part (may be given several times); else all")
     return p.parse_args(sys.argv[1:] if argv is None else argv)

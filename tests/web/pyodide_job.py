@@ -22,7 +22,6 @@ PACKAGES = ("_pytest", "pytest", "py.py", "pluggy", "iniconfig", "packaging", "p
 TINY = [{}, {"layers": 2}, {"layers": 3}]  # arguments of write_tiny_gguf in tests/poem
 
 NEED_MORE = {  # files
-    "tests/engine/test_working_sets_stateful.py": "what it draws depends on when passes settle, which a slow Python moves",
     "tests/eta/test_eta_dtypes.py": "NumPy",
     "tests/eta/test_eta_library.py": "NumPy",
     "tests/eta/test_eta_ops.py": "NumPy",
@@ -33,6 +32,7 @@ NEED_MORE = {  # files
     "tests/text/test_tokenizer.py": "the tokenizers package; the page's tokenizer is JavaScript",
     "tests/weights/test_gguf.py": "NumPy and the gguf package",
 }
+EXAMPLES = 30  # of a stateful machine, where Python is five times slower; CPython runs the others of the same derandomised series
 FILES = "the store of files writes in a thread; the page keeps saved sets in memory"
 NOT_HERE = {  # beginnings of tests' ids: without brackets, all their parameters
     "tests/engine/test_saved_sets.py::test_a_set_goes_on_in_another_engine[files": FILES,
@@ -101,7 +101,7 @@ class PyodideJob:
         if self._process is not None:
             return
         left_out = [option for test in NOT_HERE for option in ("--deselect", test)]
-        job = json.dumps([files(), version("hypothesis"), left_out])
+        job = json.dumps([files(), version("hypothesis"), left_out, EXAMPLES])
         (self._folder / "packages").mkdir()
         folders = [PYODIDE, ROOT, packages(self._folder / "packages")]
         command = [page_tools().path, HERE / "pyodide_tests.mjs", *folders, job, self._folder / "report.json"]

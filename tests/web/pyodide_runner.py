@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from asyncio import base_events, events
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +39,34 @@ class PlainLoop(base_events.BaseEventLoop):
         pass
 
 
-class Plugin:
-    """Runs coroutine tests and collects what became of every test."""
+def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What `coroutine` returns, run to its end on a loop of its own."""
+    with asyncio.Runner(loop_factory=PlainLoop) as runner:
+        return runner.run(coroutine)
 
-    def __init__(self) -> None:
+
+class Plugin:
+    """Runs coroutine tests and collects what became of every test. `examples`: most of a stateful machine."""
+
+    def __init__(self, examples: int) -> None:
+        self.examples = examples
         self.outcomes: dict[str, str] = {}
         self.texts: dict[str, str] = {}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        from hypothesis import settings  # behind what `run` installs for it
+
+        for item in items:
+            machine = getattr(item, "cls", None)
+            if isinstance(getattr(machine, "settings", None), settings) and machine.settings.max_examples > self.examples:
+                machine.settings = settings(machine.settings, max_examples=self.examples)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
         if not inspect.iscoroutinefunction(pyfuncitem.obj):
             return None
         names = pyfuncitem._fixtureinfo.argnames
-        with asyncio.Runner(loop_factory=PlainLoop) as runner:
-            runner.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+        run_coroutine(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -72,18 +87,18 @@ def write_tiny_gguf(path: str | Path, **options: Any) -> Path:
     return Path(shutil.copy(made, path))
 
 
-def run(files: list[str], hypothesis_version: str, arguments: list[str]) -> str:
-    """Run `files` (relative to the repository)."""
+def run(files: list[str], hypothesis_version: str, arguments: list[str], examples: int) -> str:
+    """Run `files` (relative to the repository). `examples`: see Plugin."""
     sys.path.insert(0, str(ROOT))
     sys.modules["tests.support.tiny_gguf"] = sys.modules[__name__]
     import hypothesis_native  # beside this file
 
     hypothesis_native.install(hypothesis_version)
-    plugin = Plugin()
+    plugin = Plugin(examples)
     options = ["-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:terminal", "--noconftest"]
     options += ["--import-mode=importlib", "-c", "/dev/null"]
     start = time.perf_counter()
-    asyncio.new_event_loop = PlainLoop  # what test_stateful calls
+    asyncio.new_event_loop, asyncio.run = PlainLoop, run_coroutine  # what tests call that are no coroutines
     outer = events._get_running_loop()
     events._set_running_loop(None)  # Pyodide's own always counts as running
     code = pytest.main([*options, f"--rootdir={ROOT}", *arguments, *[str(ROOT / f) for f in files]], plugins=[plugin])

@@ -1,5 +1,5 @@
 // Node: starts Pyodide, shows it the repository and a folder of pure Python packages, runs pyodide_runner.py, writes its JSON report.
-// usage: node pyodide_tests.mjs PYODIDE_DIR REPOSITORY PACKAGES JOB REPORT  (JOB: JSON list [files, hypothesis version, pytest arguments])
+// usage: node pyodide_tests.mjs PYODIDE_DIR REPOSITORY PACKAGES JOB REPORT  (JOB: JSON list of the arguments of its `run`)
 import { writeFileSync } from 'node:fs';
 import { pathToFileURL } from 'node:url';
 

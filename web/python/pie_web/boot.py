@@ -72,7 +72,6 @@ async def _load(host: Any) -> Page | None:
     turns = Turns(host.ticker)
     checkpoint = PageCheckpoint(host.source, str(host.modelName))
     checkpoint.check_runnable()
-    spec = tokenizer_spec(checkpoint.metadata)
     host.progress("device", 0, 0)
     try:
         opened = await open_device(host, turns)
@@ -81,13 +80,13 @@ async def _load(host: Any) -> Page | None:
     if opened is None:
         return None
     try:
-        return await _bring_up(host, opened, checkpoint, spec)
+        return await _bring_up(host, opened, checkpoint)
     except BaseException:
         opened.device.close()
         raise
 
 
-async def _bring_up(host: Any, opened: OpenDevice, checkpoint: PageCheckpoint, spec: TokenizerSpec) -> Page:
+async def _bring_up(host: Any, opened: OpenDevice, checkpoint: PageCheckpoint) -> Page:
     device = opened.device
     host.progress("selftest", 0, 0)
 
@@ -99,6 +98,7 @@ async def _bring_up(host: Any, opened: OpenDevice, checkpoint: PageCheckpoint, s
     try:
         with _self_test():
             await test.ask({info.fmt for info in checkpoint.tensors.values() if len(info.dims) > 1})
+        spec = tokenizer_spec(checkpoint.metadata)  # behind the self-test's kernels, which compile meanwhile
         runner = ModelRunner.load(device, checkpoint, kv_pool_bytes=int(host.kvPoolBytes), progress=progress)
         host.progress("selftest", 0, 0)
         with _self_test():
