@@ -12,6 +12,7 @@ from pie_core.engine.program_info import ProgramInfo
 
 if TYPE_CHECKING:
     from pie_core.engine.instance import Instance
+    from pie_core.engine.waiting_edit import WaitingEdit
 
 
 def channel_uses(
@@ -79,10 +80,12 @@ def reserve_cells(uses: list[ChannelUse]) -> None:
             use.channel.reserve(take=True)
 
 
-def waits_for_its_own(entry: Pass | ForkEntry) -> bool:
+def waits_for_its_own(entry: Pass | ForkEntry | WaitingEdit) -> bool:
     """Whether an entry waits for a cell, a room in a ring or a working set that only its own instance can bring."""
     if isinstance(entry, ForkEntry):
         return not entry.ready()
+    if not isinstance(entry, Pass):
+        return False  # pages: others may bring them
     if any(not part.ws.born or not part.ws.order.may_run(part.ticket) for part in entry.parts):
         return True
     for use in entry.uses:

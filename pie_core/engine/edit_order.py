@@ -32,6 +32,12 @@ class EditOrder(Ordered):
             self._queued[-1] += 1
         return super().enter()
 
+    def hold(self) -> int:
+        """A ticket of the present phase: the operation that runs now is not over before it leaves, and nothing happens early meanwhile."""
+        self._counts[0] += 1
+        self._queued[0] += 1
+        return self._phase
+
     def scheduled(self, ticket: int) -> None:
         """The pass with `ticket` is wholly in steps that were, or are about to be, submitted."""
         if ticket >= self._phase:

@@ -174,9 +174,9 @@ class Instance(PageOwner):
                     self.revivals[ws].cancel()
                 del self.working_sets[ws]
                 ws.drop()
-                self.engine.poke()
 
         ws.order.run(run)
+        self.engine.poke()  # an edit that waits for pages is not needed any more, if it was the last
 
     def pipeline(self) -> Pipeline:
         """A new pipeline."""

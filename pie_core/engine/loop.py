@@ -27,7 +27,7 @@ from pie_core.engine.recurrent import StatePool
 from pie_core.engine.reuse import prewarm
 from pie_core.engine.runner import Runner, StepHandle
 from pie_core.engine.saved_sets import MemoryStore, SavedSets, SetStore
-from pie_core.engine.scheduler import Scheduler
+from pie_core.engine.scheduler import Scheduler, Waiter
 from pie_core.engine.settle import publish_pages, settle_passes
 from pie_core.engine.step import Step
 from pie_core.engine.streams import Streams
@@ -308,7 +308,7 @@ class Engine:
             if self._wait > 0 or (self._flights and not self._worth_running_ahead()):
                 return False
         self._dirty = False
-        granted: set[Pass] = set()
+        granted: set[Waiter] = set()
         while True:
             step = self.scheduler.fill(self._number)
             if guesses and not self.scheduler.waiting:

@@ -15,6 +15,7 @@ from pie_core.engine.forward import FOLDING, Part, Pass
 from pie_core.engine.pipeline import Pipeline
 from pie_core.engine.recurrent import slots_needed
 from pie_core.engine.values import Value
+from pie_core.engine.waiting_edit import WaitingEdit
 from pie_core.engine.working_set import WorkingSet
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from pie_core.engine.metrics import Metrics
     from pie_core.engine.pages import PagePool
     from pie_core.engine.predict import Predictor
-    from pie_core.engine.scheduler import Scheduler
+    from pie_core.engine.scheduler import Scheduler, Waiter
 
 PATIENCE = 0.05  # seconds; a set that nobody used for so long may be paused while others wait
 
@@ -76,6 +77,10 @@ class Revival:
         self.work.instance.engine.poke()
 
 
+def _sets(work: Waiter) -> list[WorkingSet]:
+    return [work.ws] if isinstance(work, WaitingEdit) else [part.ws for part in work.parts]
+
+
 class Relief(NamedTuple):
     """What became of those who wait. `again`: somebody may find room now, look at once; `wait`: seconds until it pays to ask again, 0
     for not by itself."""
@@ -98,18 +103,19 @@ class Pressure:
         self._predictor = predictor
         self._metrics = metrics
 
-    def relieve(self, now: float, granted: set[Pass], *, halted: bool) -> Relief:
-        """Make room for the oldest waiting pass by pausing others, if that can be reached at all: nobody is paused in vain. `halted`:
-        nothing runs and nothing can. Then, in this order: sets that are in use are paused too; who fits into what is free goes past the
-        oldest, if it holds pages (it gives them back once it is through); the youngest holder fails where everybody who holds pages
-        waits; newcomers go past, since a silent holder is all that the oldest waits for.
+    def relieve(self, now: float, granted: set[Waiter], *, halted: bool) -> Relief:
+        """Make room for the oldest waiting pass or edit by pausing others, if that can be reached at all: nobody is paused in vain.
+
+        `halted`: nothing runs and nothing can. Then, in this order: sets that are in use are paused too; who fits into what is free goes
+        past the oldest, if it holds pages (it gives them back once it is through); the youngest holder fails where everybody who holds
+        pages waits; newcomers go past, since a silent holder is all that the oldest waits for.
         `granted`: who was promised room since the last step; nobody is twice, so that this comes to an end."""
-        waiting = sorted(self._scheduler.waiting, key=lambda w: (w[0].instance.age, min(part.ws.number for part in w[0].parts)))
+        waiting = sorted(self._scheduler.waiting, key=lambda w: (w[0].instance.age, min(ws.number for ws in _sets(w[0]))))
         if not waiting:
             return Relief(False, 0.0)
         work, need = waiting[0]
         asker = work.instance.revivals[work.revives].asker if work.revives is not None else work
-        kept = {part.ws for part in (*work.parts, *asker.parts)}
+        kept = {*_sets(work), *_sets(asker)}
         sets = [ws for instance in self._instances for ws in instance.working_sets if ws.pages and ws not in kept]
         for ws in sets:
             if ws.guess is not None and ws.used_at + PATIENCE <= now:
@@ -128,7 +134,7 @@ class Pressure:
             return Relief(False, soon)
         return Relief(self._promise(waiting[:1], granted) or self._go_past(waiting[1:], granted), 0.0)
 
-    def _go_past(self, younger: list[tuple[Pass, int]], granted: set[Pass]) -> bool:
+    def _go_past(self, younger: list[tuple[Waiter, int]], granted: set[Waiter]) -> bool:
         """The oldest cannot be helped: whether somebody else may run, or failed so that others can."""
         scheduler = self._scheduler
         if self._promise([(work, need) for work, need in younger if work.instance.pages], granted):
@@ -147,7 +153,7 @@ class Pressure:
         scheduler.let_past.add(scheduler.promise[0].instance)
         return True
 
-    def _promise(self, waiting: Iterable[tuple[Pass, int]], granted: set[Pass]) -> bool:
+    def _promise(self, waiting: Iterable[tuple[Waiter, int]], granted: set[Waiter]) -> bool:
         """Keep what is free for the first of `waiting` whom it suffices, of those who were not `granted` it before."""
         for work, need in waiting:
             if work not in granted and self._enough(work, need):
@@ -156,9 +162,11 @@ class Pressure:
                 return True
         return False
 
-    def _enough(self, work: Pass, need: int) -> bool:
-        """Whether `need` pages are free, and slots for the recurrent states of `work`."""
+    def _enough(self, work: Waiter, need: int) -> bool:
+        """Whether `need` pages are free, and slots for the recurrent states of a pass. An edit needs less once a fork was paused."""
         states = work.instance.engine.states
+        if isinstance(work, WaitingEdit):
+            return self._pool.free >= len(work.shared())
         return self._pool.free >= need and (states is None or states.free >= slots_needed(work))
 
     def _in_order(self, sets: Iterable[WorkingSet]) -> list[WorkingSet]:
@@ -166,7 +174,7 @@ class Pressure:
         refs = self._pool.refs
         return sorted(sets, key=lambda ws: all(refs(page) > 1 for page in ws.pages))
 
-    def _pause(self, sets: list[WorkingSet], work: Pass, need: int) -> bool:
+    def _pause(self, sets: list[WorkingSet], work: Waiter, need: int) -> bool:
         """Pause the first of `sets` until `need` pages are free for `work`, and its slots. False: there is enough already, or all of
         them together would not do; then nothing has changed."""
         if not sets or self._enough(work, need) or not self._would_do(sets, work, need):
@@ -178,27 +186,29 @@ class Pressure:
                 break
         return True
 
-    def _would_do(self, sets: list[WorkingSet], work: Pass, need: int) -> bool:
+    def _would_do(self, sets: list[WorkingSet], work: Waiter, need: int) -> bool:
         """Whether there would be enough for `work` if all of `sets` were paused: what has other holders too stays."""
         pool, states = self._pool, work.instance.engine.states
         if pool.free + sum(len(ws.pages) for ws in sets) < need:
             return False
         pages = Counter(page for ws in sets for page in ws.pages)
+        if isinstance(work, WaitingEdit):  # who holds a page alone need not copy it
+            need = sum(1 for page in work.shared() if pages[page] + 1 < pool.refs(page))
         if pool.free + sum(1 for page, n in pages.items() if n == pool.refs(page)) < need:
             return False
-        if states is None:
+        if states is None or isinstance(work, WaitingEdit):
             return True
         slots = Counter(ws.state.slot for ws in sets if ws.state is not None and ws.state.slot is not None)
         return states.free + sum(1 for slot, n in slots.items() if n == states.refs(slot)) >= slots_needed(work)
 
-    def _give_way(self, victim: Pass) -> None:
-        """Fail a pass so that others can go on."""
+    def _give_way(self, victim: Waiter) -> None:
+        """Fail a pass or an edit so that others can go on."""
         pool, owner, states = self._pool, victim.instance, victim.instance.engine.states
         victim.pipe.queue.remove(victim)
         if not victim.pipe.queue:
             owner.idle(victim.pipe)
         self._metrics.failed_passes += 1
-        if states is not None and (need := slots_needed(victim)) > states.free:
+        if states is not None and isinstance(victim, Pass) and (need := slots_needed(victim)) > states.free:
             victim.fail(
                 OutOfSlots(
                     f"the pass needs {need} slots of recurrent state, {states.free} of {states.total} are free, and everybody who holds "

@@ -15,6 +15,7 @@ from pie_core.engine.working_set import WorkingSet
 
 if TYPE_CHECKING:
     from pie_core.engine.instance import Instance
+    from pie_core.engine.waiting_edit import WaitingEdit
 
 
 class ForkEntry:
@@ -54,7 +55,7 @@ class Pipeline:
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
-        self.queue: deque[Pass | ForkEntry] = deque()
+        self.queue: deque[Pass | ForkEntry | WaitingEdit] = deque()
         self.flying: deque[Pass] = deque()
         self.closed = False
         self.stop_channel: Channel | None = None

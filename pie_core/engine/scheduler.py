@@ -17,6 +17,7 @@ from pie_core.engine.recurrent import StatePool, fold_before, slots_free, slots_
 from pie_core.engine.reuse import attach_pages, claim_pages, find_pages
 from pie_core.engine.runner import RunnerLimits
 from pie_core.engine.step import Step
+from pie_core.engine.waiting_edit import WaitingEdit
 from pie_core.engine.working_set import pages_for
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ def _in_turn(lists: list[list[Pipeline]]) -> list[Pipeline]:
     if depth == 1:
         return [pipes[0] for pipes in lists]
     return [pipes[k] for k in range(depth) for pipes in lists if k < len(pipes)]
+
+
+Waiter = Pass | WaitingEdit
 
 
 class Scheduler:
@@ -63,8 +67,8 @@ class Scheduler:
         self._states = states
         self._short = min(SHORT_PASS, limits.max_tokens)
         self.instances: dict[Instance, None] = {}  # those with queued entries, in the order of their turns
-        self.waiting: list[tuple[Pass, int]] = []  # passes that found too few free pages in the last fill, with their need
-        self.promise: tuple[Pass, int] | None = None  # the pass that pages were made free for, with its need
+        self.waiting: list[tuple[Waiter, int]] = []  # passes and edits that found too few free pages in the last fill, with their need
+        self.promise: tuple[Waiter, int] | None = None  # the one of them that pages were made free for, with its need
         self._tenants: dict[str, None] = {}  # those with queued entries, in the order of their turns, where there are several
         self._need = 0  # pages that the pass which was looked at last takes from the pool
         self._overdue: Pass | None = None  # a ready pass whose last tokens need more room than decode left: first in the next step
@@ -95,6 +99,10 @@ class Scheduler:
                     queue.popleft()
                     entry.run()
                     self.changed = True
+                    continue
+                if isinstance(entry, WaitingEdit):
+                    if not self._edit(entry):
+                        break
                     continue
                 if entry.size > self._short and (entry.started or not self._mostly_there(entry)):  # the rest of a prompt too is prefill
                     long.append((pipe, entry))
@@ -245,7 +253,7 @@ class Scheduler:
         if work.started:
             return True
         promised = self.promise[0] if self.promise is not None else work
-        if not slots_free(work, states, slots_needed(promised) if promised is not work else 0):
+        if not slots_free(work, states, slots_needed(promised) if isinstance(promised, Pass) and promised is not work else 0):
             self.waiting.append((work, self._need))
             return False
         first = fold_before(work, self._limits)
@@ -306,7 +314,21 @@ class Scheduler:
         self.waiting.append((work, need))
         return False
 
-    def _free_for(self, owner: Instance, work: Pass) -> int:
+    def _edit(self, edit: WaitingEdit) -> bool:
+        """Make an edit that waited for pages, if it can be; whether it has left its queue."""
+        need = 0 if edit.useless else len(edit.shared())
+        if self._free_for(edit.instance, edit) < need:
+            self.waiting.append((edit, need))
+            return False
+        edit.pipe.queue.popleft()
+        if edit.useless:
+            edit.give_up()
+        else:
+            edit.make()
+        self.changed = True
+        return True
+
+    def _free_for(self, owner: Instance, work: Waiter) -> int:
         """Free pages less what others come first for: the pass that pages were made free for, the oldest instance that waits, and,
         for a newcomer, one page for each instance at work, so that those who started can finish."""
         free = self._pool.free

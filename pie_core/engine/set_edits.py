@@ -9,6 +9,14 @@ from pie_core.engine.errors import InvalidState, OutOfPages
 from pie_core.engine.set_tokens import SetTokens
 
 
+class ShortOfPages(Exception):
+    """An edit has to copy what lies at `places` of the page table and finds too few free pages now; nothing has changed."""
+
+    def __init__(self, places: Sequence[int]) -> None:
+        super().__init__(f"{len(places)} pages to copy")
+        self.places = places
+
+
 class SetEdits(SetTokens):
     """What authors may change of the tokens of a set. An edit that raises has changed nothing."""
 
@@ -32,7 +40,8 @@ class SetEdits(SetTokens):
         self, path: Sequence[int], copy_page: Callable[[int, int], None], move_slots: Callable[[Sequence[tuple[int, int]]], None]
     ) -> None:
         """Freeze the buffered tokens of `path`, indices in the buffer from a root to a leaf, and drop the others. Their rows move to the
-        slots that follow the prefix: a token's position is its depth, so that it fits there. Raises InvalidState, OutOfPages."""
+        slots that follow the prefix: a token's position is its depth, so that it fits there. Raises InvalidState, OutOfPages where
+        the owner may never have as many pages, ShortOfPages where they are missing now."""
         parents, before = self.tree(), -1
         for k, at in enumerate(path):
             if not 0 <= at < len(parents):
@@ -81,20 +90,27 @@ class SetEdits(SetTokens):
             )
         self.restore(length, min(self.frozen, length))
 
+    def shared_at(self, places: Sequence[int]) -> list[int]:
+        """The pages at `places` of the table that others hold too."""
+        return [page for page in (self.pages[at] for at in places) if self._pool.refs(page) > 1]
+
     def _own(self, places: Sequence[int], copy_page: Callable[[int, int], None]) -> None:
-        """Make the pages at `places` of the table ones that may be written. Raises OutOfPages; nothing has changed then."""
+        """Make the pages at `places` of the table ones that may be written. Raises OutOfPages, ShortOfPages; nothing has changed then."""
         pool, owner = self._pool, self._owner
-        shared = [at for at in places if pool.refs(self.pages[at]) > 1]
-        room = min(pool.free, owner.max_pages - owner.pages)
-        if len(shared) > room:
+        need = len(self.shared_at(places))
+        if owner.max_pages < pool.total and owner.pages + need > owner.max_pages:
             raise OutOfPages(
-                f"commit: {len(shared)} pages of the path are shared with a fork and must be copied, and {max(0, room)} are free",
-                needed=len(shared),
-                free=room,
+                f"commit: {need} pages of the path are shared with a fork and must be copied; the instance holds {owner.pages} KV pages, "
+                f"its limit is {owner.max_pages}",
+                needed=need,
+                held=owner.pages,
+                limit=owner.max_pages,
             )
+        if need > pool.free:
+            raise ShortOfPages(places)
         for at in places:
             old = self.pages[at]
-            if at in shared:
+            if pool.refs(old) > 1:
                 self.pages[at] = pool.allocate(owner)
                 pool.release((old,), owner)  # others hold it
                 copy_page(old, self.pages[at])

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from pie_core.device.protocol import DeviceError
 from pie_core.engine.channel import Channel
 from pie_core.engine.errors import EngineError, InvalidState, PassFailed, PassSkipped
+from pie_core.engine.set_edits import ShortOfPages
 from pie_core.engine.slack import Deferred, Slack
 from pie_core.engine.values import Value, committed
+from pie_core.engine.waiting_edit import WaitingEdit
 from pie_core.engine.working_set import EDIT, PASS, WorkingSet
 
 if TYPE_CHECKING:
@@ -17,18 +19,22 @@ if TYPE_CHECKING:
 
 
 def edit(instance: Instance, ws: WorkingSet, change: Callable[[], None], what: str = EDIT) -> Callable[[], None]:
-    """Let `change` happen to `ws` after the passes accepted so far; nobody awaits it, so that a fault fails the set, as `what`. Returns
-    what was put in the order."""
+    """Let `change` happen to `ws` after the passes accepted so far; nobody awaits it, so that a fault fails the set, as `what`. One that
+    finds too few pages waits for them, and what comes behind it waits for it. Returns what was put in the order."""
     instance.touch(ws)
     seq = instance.engine.accept()
 
+    def refuse(error: EngineError) -> None:
+        ws.fail(error, what, seq, (ws.length, ws.frozen))  # nobody awaits an edit: every later use of the set raises it
+
     def run() -> None:
-        if ws.dropped or ws.failure(seq) is not None:
-            return
         try:
-            change()
-        except EngineError as error:  # nobody awaits an edit: every later use of the set raises it
-            ws.fail(error, what, seq, (ws.length, ws.frozen))
+            if not ws.dropped and ws.failure(seq) is None:
+                change()
+        except ShortOfPages as short:
+            WaitingEdit(instance, ws, short.places, again=run, refuse=refuse)
+        except EngineError as error:
+            refuse(error)
         except DeviceError as error:
             ws.fail(PassFailed(f"the device reported {type(error).__name__}: {error}"), what, seq)
         instance.engine.poke()
@@ -76,7 +82,8 @@ def ask(instance: Instance, ws: WorkingSet, answer: Callable[[int], None], sink:
 
 
 def commit(instance: Instance, ws: WorkingSet, what: int | Sequence[int]) -> None:
-    """Freeze the first tokens of the buffer, or a path through it. Now: whoever calls it is ordered. Raises InvalidState, OutOfPages."""
+    """Freeze the first tokens of the buffer, or a path through it. Now: whoever calls it is ordered. Raises InvalidState, OutOfPages,
+    ShortOfPages."""
     if isinstance(what, int):
         ws.commit(what)
     else:

@@ -31,11 +31,11 @@ class Watched(Engine):
     def _look_again(self, why: str) -> None:
         if self._flights or self._wait > 0 or self._linger.expected or self._stopping or not self.scheduler.instances:
             return
-        before, waiting, promise = self._done(), [(w.seq, n) for w, n in self.scheduler.waiting], self.scheduler.promise
+        before, waiting, promise = self._done(), [(w.instance.age, n) for w, n in self.scheduler.waiting], self.scheduler.promise
         made = super()._fill()
         self.looks += 1
         assert not made and not self._wait and self._done() == before, (
-            f"a lost wake-up: {why}, and there is work to do; (pass, pages) that wait: {waiting}, promised: {promise}"
+            f"a lost wake-up: {why}, and there is work to do; (age, pages) of those that wait: {waiting}, promised: {promise}"
         )
 
     def _done(self) -> tuple[int, ...]:
