@@ -351,8 +351,8 @@ class Executor:
             for future, value in zip(outs, got, strict=True):
                 if error is not None:
                     self._reject(future, error)
-                elif value is not None:
-                    self._resolve(future, value_json(value))
+                else:  # null: the end of a pass without outputs
+                    self._resolve(future, "null" if value is None else value_json(value))
                 self._fresh[future] = (value, error)
                 for settle in self._outputs.pop(future, ()):
                     settle(value, error)

@@ -40,6 +40,7 @@ class GuestPort:
         self._budget = budget
         self._wake = wake
         self._woken = False
+        self.held = False  # posts wait for the end of the guest's step: whoever drives the guest takes them then, or calls `flush`
         self._posts: deque[Post] = deque()
         self._submitted = 0
         self._futures = 0
@@ -92,9 +93,16 @@ class GuestPort:
         self._woken = False
         return self._posts
 
+    def flush(self) -> None:
+        """Posts wait no longer, since the step does not end soon. In the guest's thread."""
+        self.held = False
+        if self._posts and not self._woken:
+            self._woken = True
+            self._wake()
+
     def _post(self, op: str, fields: Payload) -> None:
         self._posts.append((op, fields))
-        if not self._woken:
+        if not self._woken and not self.held:
             self._woken = True
             self._wake()
 
@@ -330,7 +338,8 @@ class GuestPort:
             uses.append((tokens, 1))
         program = table.get("submit", p["prog"], ProgramEntry).program if p["prog"] is not None else None
         wanted = (len(program.chans), len(program.params), len(program.outs)) if program is not None else (0, 0, 0)
-        given = (len(channels), len(p["params"]), len(p["outs"]))
+        outs = len(p["outs"])
+        given = (len(channels), len(p["params"]), outs if wanted[2] else max(0, outs - 1))  # of none, one may tell the end of the pass
         if wanted != given:
             need, got = ("{} channels, {} parameters and {} outputs".format(*counts) for counts in (wanted, given))
             raise Refusal("InvalidPass", f"submit: the program has {need}; chans, params and outs give {got}")

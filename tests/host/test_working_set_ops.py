@@ -12,7 +12,7 @@ from pie_core.eta import channel, iota, reshape
 from pie_core.host.process import InferletFailed, Process
 from tests.engine.fake_runner import FakeRunner, limits, reference
 from tests.engine.support import GREEDY, argmax, running, traced
-from tests.host.script_guest import Api, HostError, ScriptGuest
+from tests.host.script_guest import Api, Future, HostError, ScriptGuest
 from tests.host.support import SERVICES, run
 
 STEM, DRAFTS, PARENTS = [5, 6, 7], [20, 21, 22, 23], [-1, 0, 0, 2]
@@ -201,6 +201,28 @@ async def test_a_pass_that_the_engine_refuses_fails_what_comes_behind_it(later: 
     assert first == ["PassFailed", words]
     assert second[0] == "PassFailed" and second[1].startswith(f"an earlier pass on this working set failed: {words}; go on from a fork")
     assert token == reference([*STEM, 9])
+
+
+@pytest.mark.parametrize("epilogue", [True, False])
+async def test_the_end_of_a_pass_without_outputs_can_be_awaited(epilogue: bool) -> None:
+    putting = traced(lambda: channel.put(Like((2,)), iota(2)))
+
+    async def script(api: Api, _: Any) -> Any:
+        ws, pipe, ch, end = api.new("ws"), api.new("pipe"), api.new("ch", dtype="u32", shape=[2], capacity=2), api.new_id
+        more = {"prog": api.program(putting.program.text), "chans": [ch], "params": list(putting.params)} if epilogue else {}
+        ends = []
+        for tokens in (STEM, [1] * 600):
+            ends.append(Future(end()))
+            api.call("submit", pipe=pipe, ws=[ws], tokens=tokens, geo={"mode": "folding"}, outs=[ends[-1].id], **more)
+        first = await ends[0]
+        with pytest.raises(HostError) as caught:
+            await ends[1]
+        with pytest.raises(HostError, match=r"outputs; chans, params and outs give .* 1 outputs"):
+            api.call("submit", pipe=pipe, ws=[ws], tokens=[1], geo={"mode": "folding"}, outs=[end(), end()], **more)
+        return first, caught.value.type
+
+    async with running(FakeRunner()) as engine:
+        assert await run(engine, script) == [None, "ContextLengthExceeded"]
 
 
 async def save(api: Api, _: Any) -> Any:

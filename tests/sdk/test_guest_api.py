@@ -253,6 +253,54 @@ return seen
     assert await result_of(guest, host, program(body)) == [e for e in expected for _ in range(2)]
 
 
+ENDS = """
+from inferlet.errors import NotSubmitted, PassFailed
+ch = Channel('i32', (), 4)
+def step(t):
+    f = ForwardPass(); f.embed([t]); f.state([ws])
+    end = f.epilogue(lambda: ch.put(reduce_argmax(intrinsics.output(0, 'logits'))))
+    return f, end
+"""
+
+
+async def test_awaiting_an_epilogue_without_outputs_waits_for_the_pass(guest: Local, host: ScriptedHost) -> None:
+    host.reply = lambda submit, n: [None if n == 0 else Fail("PassFailed", "a bad id")]
+    body = (
+        ENDS
+        + """
+f, end = step(1)
+seen = []
+try: await end
+except NotSubmitted: seen.append('early')
+pipe.submit(f)
+try: await asyncio.wait_for(end, 0.005)
+except TimeoutError: seen.append('in flight')
+seen.append([list(await end), list(await end), len(end)])
+f, end = step(2)
+pipe.submit(f)
+for _ in range(2):
+    try: await end
+    except PassFailed as e: seen.append(str(e))
+return seen
+"""
+    )
+    pending = []
+
+    def land() -> None:
+        pending.append(1)
+        if len(pending) == 2:
+            host._events.append([host.payloads("submit")[0]["outs"][0], True, None])
+
+    want = ["early", "in flight", [[], [], 0], "a bad id", "a bad id"]
+    assert await result_of(guest, host, program(body), on_pending=land) == want
+
+
+async def test_the_end_of_a_pass_that_nobody_awaits_is_not_asked_for(guest: Local, host: ScriptedHost) -> None:
+    body = ENDS + "f, end = step(1)\ndel end\npipe.submit(f)\nf = step(2)[0]\npipe.submit(f)"
+    await result_of(guest, host, program(body))
+    assert [submit["outs"] for submit in host.payloads("submit")] == [[], []]
+
+
 async def test_a_refused_submit_raises_at_the_authors_line(guest: Local, host: ScriptedHost) -> None:
     host.refuse["submit"] = {"type": "ChannelEmpty", "message": "nothing put"}
     source = program("fwd.embed([1]); fwd.state([ws])\npipe.submit(fwd)")

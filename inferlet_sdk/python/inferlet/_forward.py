@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -93,12 +94,22 @@ class Outputs(tuple[Output, ...]):
         return tuple(values)
 
 
+class NoOutputs(Outputs):
+    """What an epilogue that returns nothing gives: awaiting it waits for the end of the pass, for ()."""
+
+    end: Output  # of the pass; the host is asked for it only where somebody keeps this
+
+    def __await__(self) -> Generator[Any, None, tuple[Any, ...]]:
+        yield from self.end.__await__()
+        return ()
+
+
 class ForwardPass:
     """One run of the model: what goes in (`embed`), which state it extends (`state`), what comes out (`read`, `epilogue`). Used once."""
 
     __slots__ = (
-        "_cell", "_chans", "_geometry", "_outs", "_params", "_prog", "_reads", "_rows", "_sets", "_stages", "_tokens", "_traced_rows",
-        "submitted",
+        "_cell", "_chans", "_end", "_geometry", "_outs", "_params", "_prog", "_reads", "_rows", "_sets", "_stages", "_tokens",
+        "_traced_rows", "submitted",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -113,6 +124,7 @@ class ForwardPass:
         self._params: tuple[int, ...] = ()
         self._chans: tuple[Channel, ...] = ()
         self._outs: tuple[Output, ...] = ()
+        self._end: weakref.ref[Output] | None = None  # of a pass without outputs
         self._traced_rows: int | None = None  # read-outs that the epilogue was told
         self._stages: list[str] = []  # given besides the epilogue
 
@@ -167,7 +179,8 @@ class ForwardPass:
             check_int("ForwardPass.read: position", p, -(2**31), 2**31)
 
     def epilogue(self, fn: Callable[[], Any]) -> Any:
-        """Trace `fn` now and run it as a kernel behind the pass. Gives one awaitable Output for a tensor, a tuple of them for several.
+        """Trace `fn` now and run it as a kernel behind the pass. Gives one awaitable Output for a tensor, a tuple of them for several;
+        for none an empty one, whose `await` waits for the pass and raises why it failed.
 
         Call `state` and `read` first: `intrinsics.outputs(name)` has a row for each read-out.
         """
@@ -178,6 +191,11 @@ class ForwardPass:
             out = Output(_host.new_id(), self)
             self._outs = (out,)
             return out
+        if not outs:
+            nothing = NoOutputs()
+            nothing.end = Output(_host.new_id(), self)
+            self._end = weakref.ref(nothing.end)
+            return nothing
         self._outs = Outputs([Output(_host.new_id(), self) for _ in range(outs)])
         return self._outs
 
@@ -232,6 +250,9 @@ class ForwardPass:
             ws._check("Pipeline.submit")
         reads = "null" if self._reads is None else str(self._positions(self._reads))
         chans = [ch.declare() for ch in self._chans]
+        end = self._end() if self._end is not None else None
+        if end is not None:
+            self._outs = (end,)
         return (
             f'{{"pipe":{pipe},"tokens":{self._tokens},"ws":{[ws.id for ws in self._sets]},"geo":{geometry._json},"reads":{reads},'
             f'"prog":{self._prog or "null"},"params":{list(self._params)},"chans":{chans},"outs":{[out.id for out in self._outs]}}}'
