@@ -7,171 +7,39 @@ longest chain. Phase p first runs loops (folds and stores of what has level p), 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
-from dataclasses import dataclass, field
-from functools import cache
-from typing import Literal
-
 from pie_core.codegen.access import access
 from pie_core.codegen.layout import LaneLayout, lane_layout
-from pie_core.codegen.wgsl_lib import helpers_for
+from pie_core.codegen.schedule_plan import (
+    HISTOGRAM_WORDS,
+    SMALL_SORT,
+    Loop,
+    Phase,
+    Place,
+    Schedule,
+    Sink,
+    Skeleton,
+    Target,
+    live_outputs,
+    live_values,
+    resolve_value,
+    result_words,
+    work_words,
+)
+from pie_core.codegen.schedule_size import MAX_LINES, STORE_LINES, check_size, is_long
+from pie_core.codegen.schedule_walk import local_args, loop_values, needed, scalar_args, scalar_key, scalar_order
 from pie_core.eta.errors import ProgramError
 from pie_core.eta.flow import pending_values
-from pie_core.eta.ops import OPS, variant
-from pie_core.eta.program import Node, Program
+from pie_core.eta.ops import OPS
+from pie_core.eta.program import Program
 from pie_core.eta.rules import elements
 
-MAX_LINES = 8192  # WGSL lines after inlining, all loops together: compilers inline everything, 20,000 lines take lavapipe half a minute
+__all__ = [
+    "HISTOGRAM_WORDS", "MAX_LINES", "MAX_SCRATCH_WORDS", "SMALL_SORT", "STORE_LINES", "Loop", "Phase", "Place", "Schedule", "Sink",
+    "Skeleton", "Target", "live_outputs", "live_values", "local_args", "loop_values", "result_words", "scalar_args", "scalar_key", "scalar_order",
+    "schedule", "work_words",
+]  # fmt: skip
+
 MAX_SCRATCH_WORDS = 1 << 24  # u32 words of scratch a lane
-STORE_LINES = 24  # a chain this long that several phases need is computed once and stored
-SMALL_SORT = 1024  # longest row that is sorted by counting ranks
-HISTOGRAM_WORDS = 4096  # work words of a radix pass: 16 digits of 256 threads
-
-Region = Literal["logits", "hidden", "arena", "results", "scratch"]
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where a value goes: an `arena` or `results` offset at lane word `word` (an offset of NONE drops it), or `scratch` word `word`."""
-
-    region: Region
-    word: int
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a value lies: read-out row `word` of `logits` or `hidden`, the cell at the `arena` offset in lane word `word`, or `scratch`
-    word `word`. Elements are consecutive words."""
-
-    region: Region
-    word: int
-
-
-@dataclass(frozen=True)
-class Sink:
-    """What a loop consumes: a fold of reduction `id` (of a matrix: one a row, stored to `targets`), the NaN check of read-out `id`, or
-    the store of value `id` to `targets`."""
-
-    kind: Literal["reduce", "nan", "store"]
-    id: int
-    targets: tuple[Target, ...] = ()
-
-
-@dataclass
-class Loop:
-    """One pass over `rows` x `n` elements in phase `phase`; the flat index runs over all of them. Folds of a loop with several rows, or
-    of a row of a matrix, start anew at each row."""
-
-    n: int
-    rows: int
-    phase: int
-    sinks: list[Sink] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Skeleton:
-    """One op that works from memory to memory. `operands`: the place of each operand, None for a scalar (evaluate it at function scope).
-    `result`: scratch word of each result (sort_desc, top_k: values, indices; pivot: two words a row: the least key kept and, for equal
-    keys, the last index kept). `work`: scratch word of `work_words` words that are free during this skeleton."""
-
-    id: int
-    operands: tuple[Place | None, ...]
-    result: tuple[int, ...]
-    work: int
-    work_words: int
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Loops (in any order, none reads what another stores), then a barrier, then skeletons, each followed by a barrier."""
-
-    loops: tuple[Loop, ...]
-    skeletons: tuple[Skeleton, ...]
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """`stores`: scalar stores, after all phases. `alias`: take or read of a value put earlier in the pass -> that value. `places`: memory
-    of the values that lie there, `ready`: the first phase that may load each. `scratch_words`: u32 words of scratch a lane needs."""
-
-    program: Program
-    layout: LaneLayout
-    phases: tuple[Phase, ...]
-    stores: tuple[Sink, ...]
-    alias: dict[int, int]
-    places: dict[int, Place]
-    ready: dict[int, int]
-    scratch_words: int
-
-    def resolve(self, value: int) -> int:
-        """The value id that holds what `value` is: register reads, and views that keep the flat index, looked through."""
-        return _resolve(self.program, self.alias, value)
-
-    def node(self, value: int) -> Node:
-        """The op behind a resolved value."""
-        return self.program.ops[value]
-
-    def loads(self, value: int, phase: int) -> Place | None:
-        """Where a resolved value is loaded from in `phase`; None when it has to be computed there."""
-        return self.places[value] if self.ready.get(value, phase + 1) <= phase else None
-
-    def checks(self) -> tuple[int, ...]:
-        """Read-outs that the status word answers for."""
-        return live_outputs(self.program)
-
-
-def _resolve(program: Program, alias: dict[int, int], value: int) -> int:
-    while True:
-        node = program.ops[value]
-        if value in alias:
-            value = alias[value]
-        elif OPS[node.name].kind == "view" and (node.shape == ()) == (program.ops[node.args[0]].shape == ()):
-            if access(program, value, 0) != "same":
-                return value
-            value = node.args[0]
-        else:
-            return value
-
-
-def live_values(program: Program) -> set[int]:
-    """Values that an output or a committed put needs."""
-    alias = pending_values(program.ops)
-    todo = [*program.outs, *(e.put for e in program.effects if e.put is not None)]
-    live: set[int] = set()
-    while todo:
-        value = todo.pop()
-        if value not in live:
-            live.add(value)
-            todo.extend([alias[value]] if value in alias else program.ops[value].args)
-    return live
-
-
-def live_outputs(program: Program) -> tuple[int, ...]:
-    """Value ids of the read-out rows that the program uses: a NaN in one sets status bit 0."""
-    live = live_values(program)
-    return tuple(i for i, n in enumerate(program.ops) if n.name in ("output", "outputs") and i in live)
-
-
-def result_words(node: Node) -> tuple[int, ...]:
-    """Scratch words of each result of a skeleton or pivot."""
-    n = elements(node.shape)
-    if OPS[node.name].kind == "pivot":
-        return (2 * (n // node.shape[-1]),)
-    return (n, n) if node.name in ("sort_desc", "top_k") else (n,)
-
-
-def work_words(program: Program, node: Node) -> int:
-    """Scratch words that a skeleton may use while it runs."""
-    kind = OPS[node.name].kind
-    n = program.ops[node.args[0]].shape[-1]
-    if node.name == "sort_desc" or (node.name == "top_k" and node.shape[-1] > SMALL_SORT):
-        return 4 * n + HISTOGRAM_WORDS
-    if node.name == "top_k":
-        return 2 * node.shape[-1] + HISTOGRAM_WORDS
-    if node.name == "scatter_set":
-        updates = program.ops[node.args[1]].shape[0]
-        return 4 * updates + HISTOGRAM_WORDS if updates > SMALL_SORT else 0
-    return HISTOGRAM_WORDS if kind == "pivot" or node.name in ("cumsum", "cumprod") else 0
 
 
 class _Builder:
@@ -191,7 +59,7 @@ class _Builder:
                 self._value(value)
 
     def resolve(self, value: int) -> int:
-        return _resolve(self.program, self.alias, value)
+        return resolve_value(self.program, self.alias, value)
 
     def late(self, value: int) -> int:
         """Phases after its own level from which a resolved value is known."""
@@ -290,11 +158,11 @@ class _Builder:
                 for value in loop_values(plan, loop):
                     computed.setdefault(value, set()).add(loop.phase)
         for stored, number in self.stored.items():  # their loops are made at the end
-            for value in _needed(plan, [stored], number):
+            for value in needed(plan, [stored], number):
                 computed.setdefault(value, set()).add(number)
         # Upwards: once a value is stored, what is made from it starts there, so neither a chain nor this search gets long.
         for value, phases in sorted(computed.items()):
-            if len(phases) < 2 or value in self.ready or elements(self.program.ops[value].shape) < 64 or not _is_long(plan, value):
+            if len(phases) < 2 or value in self.ready or elements(self.program.ops[value].shape) < 64 or not is_long(plan, value):
                 continue
             self.stored[value] = min(phases)
             self._later(value, min(phases) + 1)
@@ -406,7 +274,7 @@ def schedule(program: Program) -> Schedule:
     if program.stage != "epilogue":
         raise ProgramError(f"an epilogue is needed here, the program's stage is {program.stage!r}")
     result = _Builder(program).build()
-    _check_size(result)
+    check_size(result)
     return result
 
 
@@ -418,118 +286,3 @@ def _stores(program: Program, layout: LaneLayout) -> list[tuple[int, tuple[Targe
     for index, value in enumerate(program.outs):
         where.setdefault(value, []).append(Target("results", layout.out(index)))
     return [(value, tuple(targets)) for value, targets in where.items()]
-
-
-def loop_values(plan: Schedule, loop: Loop) -> list[int]:
-    """Resolved ids of the vector values that `loop` computes or loads, in program order."""
-    todo = [plan.node(s.id).args[0] if s.kind == "reduce" else s.id for s in loop.sinks]
-    return [v for v in sorted(_needed(plan, todo, loop.phase)) if plan.node(v).shape]
-
-
-def local_args(plan: Schedule, value: int, phase: int) -> list[int]:
-    """Resolved operands that computing an element of `value` in `phase` needs at the same element, vectors and scalars (those of a value
-    that is loaded: none)."""
-    if plan.loads(value, phase) is not None:
-        return []
-    node = plan.node(value)
-    return [plan.resolve(a) for i, a in enumerate(node.args) if access(plan.program, value, i) == "same"]
-
-
-def scalar_args(plan: Schedule, value: int, phase: int) -> list[tuple[int, int]]:
-    """(resolved operand, element) pairs that computing `value` in `phase` needs at function scope, before its loop."""
-    if plan.loads(value, phase) is not None:
-        return []
-    found: list[tuple[int, int]] = []
-    for i, arg in enumerate(plan.node(value).args):
-        how = access(plan.program, value, i)
-        if how == "scalar" or (how == "same" and not plan.node(plan.resolve(arg)).shape):
-            found.append(scalar_key(plan, arg, 0))
-        elif how == "state":
-            found += [scalar_key(plan, arg, 0), scalar_key(plan, arg, 1)]
-    return found
-
-
-def _needed(plan: Schedule, todo: list[int], phase: int) -> set[int]:
-    found: set[int] = set()
-    todo = list(todo)
-    while todo:
-        value = plan.resolve(todo.pop())
-        if value in found or not plan.node(value).shape:
-            continue
-        found.add(value)
-        todo.extend(local_args(plan, value, phase))
-    return found
-
-
-def scalar_order(plan: Schedule, value: int, element: int, done: Container[tuple[int, int]], phase: int) -> list[tuple[int, int]]:
-    """What must be computed, in order, to know element `element` of `value` outside of loops in `phase`: (resolved value, element) pairs,
-    without those in `done`. A reduction of a vector must be in `done`: its phase is over."""
-    todo = [scalar_key(plan, value, element)]
-    found: set[tuple[int, int]] = set()
-    while todo:
-        key = todo.pop()
-        if key in found or key in done:
-            continue
-        found.add(key)
-        if plan.loads(key[0], phase) is not None:
-            continue
-        node = plan.node(key[0])
-        if OPS[node.name].kind == "reduce":
-            raise AssertionError(f"reduction {key[0]} is used before its phase ends")
-        todo += scalar_args(plan, key[0], phase)
-        todo += [scalar_key(plan, a, key[1]) for a in local_args(plan, key[0], phase)]
-    return sorted(found)
-
-
-def scalar_key(plan: Schedule, value: int, element: int) -> tuple[int, int]:
-    """(resolved value, element), element 0 for scalars."""
-    value = plan.resolve(value)
-    return value, element if plan.node(value).shape else 0
-
-
-# Size -----------------------------------------------------------------------------------------------------------------------
-
-
-def _check_size(plan: Schedule) -> None:
-    total = sum(_lines(plan.program, n) for n in plan.program.ops if not n.shape)
-    for loop in _loops(plan):
-        if total <= MAX_LINES:
-            total += sum(_lines(plan.program, plan.node(v)) for v in loop_values(plan, loop))
-    if total > MAX_LINES:
-        raise ProgramError(
-            f"the fused kernel would hold more than {MAX_LINES} lines: "
-            "use fewer transcendental ops, or fewer dependent reductions over long chains"
-        )
-
-
-def _loops(plan: Schedule) -> Iterator[Loop]:
-    for phase in plan.phases:
-        yield from phase.loops
-
-
-def _is_long(plan: Schedule, value: int) -> bool:
-    """Whether computing an element of `value` from what lies in memory takes STORE_LINES or more."""
-    todo, found, lines = [value], {value}, 0
-    while todo and lines < STORE_LINES:
-        value = todo.pop()
-        if value in plan.ready:
-            continue
-        lines += _lines(plan.program, plan.node(value))
-        for arg in local_args(plan, value, len(plan.phases)):
-            if arg not in found and plan.node(arg).shape:
-                found.add(arg)
-                todo.append(arg)
-    return lines >= STORE_LINES
-
-
-def _lines(program: Program, node: Node) -> int:
-    """Lines of WGSL that a compiler sees for one op once its helpers are inlined."""
-    row = OPS[node.name]
-    if row.kind not in ("elementwise", "generator") or not row.wgsl:
-        return 1
-    return _template_lines(variant(node.name, tuple(program.ops[a].dtype for a in node.args), node.dtype, row.wgsl))
-
-
-@cache
-def _template_lines(template: str) -> int:
-    return 1 + helpers_for(template).count("\n")
