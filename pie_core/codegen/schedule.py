@@ -34,9 +34,9 @@ from pie_core.eta.program import Program
 from pie_core.eta.rules import elements
 
 __all__ = [
-    "HISTOGRAM_WORDS", "MAX_LINES", "MAX_SCRATCH_WORDS", "SMALL_SORT", "STORE_LINES", "Loop", "Phase", "Place", "Schedule", "Sink",
-    "Skeleton", "Target", "live_outputs", "live_values", "local_args", "loop_values", "result_words", "scalar_args", "scalar_key", "scalar_order",
-    "schedule", "work_words",
+    "HISTOGRAM_WORDS", "MAX_LINES", "MAX_SCRATCH_WORDS", "SMALL_SORT", "STORE_LINES", "Loop", "Phase", "Place",
+    "Schedule", "Sink", "Skeleton", "Target", "live_outputs", "live_values", "local_args",
+    "loop_values", "result_words", "scalar_args", "scalar_key", "scalar_order", "schedule", "work_words",
 ]  # fmt: skip
 
 MAX_SCRATCH_WORDS = 1 << 24  # u32 words of scratch a lane
