@@ -217,7 +217,7 @@ class Scheduler:
 
     def _ready(self, work: Pass, number: int) -> bool:
         """Raises the EngineError for which the pass can never run."""
-        asleep = False
+        asleep = False  # a set that was paused has to come back first
         for part in work.parts:
             ws = part.ws
             if not ws.order.may_run(part.ticket) or not ws.born:
@@ -226,13 +226,7 @@ class Scheduler:
                 raise cause
             if ws.last_step == number or (ws.writing and not work.started):
                 return False
-            if ws.paused:
-                asleep = True
-                if ws not in work.instance.revivals:
-                    Revival(ws, work)
-                    self.changed = True
-        if asleep:
-            return False
+            asleep = asleep or ws.paused
         for use in work.uses:
             channel = use.channel
             cell = channel.head if use.uses_front else channel.tail
@@ -246,7 +240,19 @@ class Scheduler:
                 return False
         if not work.pipe.may_run(work, number):
             return False
+        if asleep:
+            self._revive(work)
+            return False
         return work.started or ((work.size == len(work.parts) or find_pages(work, self._cache)) and self._pages(work))
+
+    def _revive(self, work: Pass) -> None:
+        """Compute the paused sets of a pass again, which nothing else holds up. Raises what `_check` raises: then they stay as they are."""
+        self._check(work)
+        for part in work.parts:
+            ws = part.ws
+            if ws.paused and ws not in work.instance.revivals:
+                Revival(ws, work)
+                self.changed = True
 
     def _state_ready(self, work: Pass, step: Step, states: StatePool) -> bool:
         """Whether there are slots for the states of the pass, and its replayed tokens fit. Raises OutOfSlots, InvalidState."""
@@ -261,11 +267,12 @@ class Scheduler:
             self._overdue = work  # at the head of the next step there is room
         return not first
 
-    def _pages(self, work: Pass) -> bool:
-        """Whether the pages of a whole pass are free for it. Raises ContextLengthExceeded, OutOfPages, InvalidState, InvalidPass."""
-        limits, pool, owner = self._limits, self._pool, work.instance
-        need = mine = tables = 0  # pages to take from the pool, and those new to the instance
-        for part, found in zip(work.parts, work.found, strict=True):
+    def _check(self, work: Pass) -> None:
+        """What is wrong with a pass for good, as its sets are now. Raises ContextLengthExceeded, OutOfPages, InvalidState, InvalidPass."""
+        limits = self._limits
+        most = min(self._pool.total, work.instance.max_pages)
+        tables = 0
+        for part in work.parts:
             ws = part.ws
             total = ws.length + part.n
             if total > limits.context:
@@ -281,13 +288,22 @@ class Scheduler:
                 check_fit(work.geometry, ws, part.n, part.n if work.embed is not None else part.tail, limits)
             pages = pages_for(total)
             tables += pages
-            if pages > min(pool.total, owner.max_pages):
+            if pages > most:
                 raise OutOfPages(
-                    f"the sequence needs {pages} KV pages, more than the {min(pool.total, owner.max_pages)} that it could ever have",
-                    needed=pages,
-                    total=min(pool.total, owner.max_pages),
+                    f"the sequence needs {pages} KV pages, more than the {most} that it could ever have", needed=pages, total=most
                 )
+        if tables > limits.table_words:
+            raise InvalidPass(f"the page tables of {len(work.parts)} working sets take {tables} words, a step has {limits.table_words}")
+
+    def _pages(self, work: Pass) -> bool:
+        """Whether the pages of a whole pass are free for it. Raises what `_check` raises, and OutOfPages."""
+        self._check(work)
+        pool, owner = self._pool, work.instance
+        need = mine = 0  # pages to take from the pool, and those new to the instance
+        for part, found in zip(work.parts, work.found, strict=True):
+            ws = part.ws
             if found:
+                pages = pages_for(ws.length + part.n)
                 fresh = pages - ws.length // PAGE_TOKENS - len(found)
                 need += fresh + sum(1 for page in found if not pool.refs(page))
                 mine += fresh + sum(1 for page in found if page not in owner.held)
@@ -295,8 +311,6 @@ class Scheduler:
                 fresh = ws.pages_needed(part.n)
                 need += fresh
                 mine += fresh
-        if tables > limits.table_words:
-            raise InvalidPass(f"the page tables of {len(work.parts)} working sets take {tables} words, a step has {limits.table_words}")
         self._need = need
         if not mine and not need:
             return True

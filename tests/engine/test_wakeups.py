@@ -24,8 +24,8 @@ SOON = 2.0  # seconds; longer than any timer of the engine
 
 
 @asynccontextmanager
-async def watched(runner: FakeRunner) -> AsyncIterator[Watched]:
-    engine = Watched(runner, predict=True)
+async def watched(runner: FakeRunner, **more: Any) -> AsyncIterator[Watched]:
+    engine = Watched(runner, predict=True, **more)
     engine.start()
     try:
         yield engine
