@@ -24,17 +24,21 @@ class SetEdits(SetTokens):
 
     def commit(self, n: int) -> None:
         """Freeze the first `n` buffered tokens. Raises InvalidState."""
-        self._check_buffer("commit", n)
+        self.check_commit(n)
         if self.parents is not None and n:
-            for k, parent in enumerate(self.parents):
-                if parent != k - 1 if k < n else parent < n - 1:
-                    raise InvalidState(
-                        f"commit({n}): the buffer is a tree, and its token {k} does not continue the {min(k, n)} before it (its parent is "
-                        f"{parent}): commit a path of indices instead, or discard what branches off",
-                        parent=parent,
-                    )
             self.parents = [parent - n for parent in self.parents[n:]] or None
         self.frozen += n
+
+    def check_commit(self, n: int) -> None:
+        """Raises the InvalidState of `commit`."""
+        self._check_buffer("commit", n)
+        for k, parent in enumerate(self.parents or ()) if n else ():
+            if parent != k - 1 if k < n else parent < n - 1:
+                raise InvalidState(
+                    f"commit({n}): the buffer is a tree, and its token {k} does not continue the {min(k, n)} before it (its parent is "
+                    f"{parent}): commit a path of indices instead, or discard what branches off",
+                    parent=parent,
+                )
 
     def commit_path(
         self, path: Sequence[int], copy_page: Callable[[int, int], None], move_slots: Callable[[Sequence[tuple[int, int]]], None]
@@ -42,17 +46,7 @@ class SetEdits(SetTokens):
         """Freeze the buffered tokens of `path`, indices in the buffer from a root to a leaf, and drop the others. Their rows move to the
         slots that follow the prefix: a token's position is its depth, so that it fits there. Raises InvalidState, OutOfPages where
         the owner may never have as many pages, ShortOfPages where they are missing now."""
-        parents, before = self.tree(), -1
-        for k, at in enumerate(path):
-            if not 0 <= at < len(parents):
-                raise InvalidState(f"commit: path[{k}] = {at} is not in the buffer of {len(parents)} tokens", buffered=len(parents))
-            if parents[at] != before:
-                raise InvalidState(
-                    f"commit: path[{k}] = {at} does not follow {'the frozen prefix' if before < 0 else f'token {before}'}: "
-                    f"its parent is {parents[at]}",
-                    parent=parents[at],
-                )
-            before = at
+        self.check_path(path)
         moved = [(self.frozen + at, self.frozen + k) for k, at in enumerate(path) if at != k]
         if moved:
             self._own(sorted({target // PAGE_TOKENS for _, target in moved}), copy_page)
@@ -66,20 +60,45 @@ class SetEdits(SetTokens):
         end = self.frozen + len(path)
         self.restore(end, end)
 
+    def check_path(self, path: Sequence[int]) -> None:
+        """Raises the InvalidState of `commit_path`."""
+        parents, before = self.tree(), -1
+        for k, at in enumerate(path):
+            if not 0 <= at < len(parents):
+                raise InvalidState(f"commit: path[{k}] = {at} is not in the buffer of {len(parents)} tokens", buffered=len(parents))
+            if parents[at] != before:
+                raise InvalidState(
+                    f"commit: path[{k}] = {at} does not follow {'the frozen prefix' if before < 0 else f'token {before}'}: "
+                    f"its parent is {parents[at]}",
+                    parent=parents[at],
+                )
+            before = at
+
     def discard(self, n: int | None = None) -> None:
         """Drop the last `n` buffered tokens, or all of them. Raises InvalidState."""
         n = self.buffered if n is None else n
-        self._check_buffer("discard", n)
+        self.check_discard(n)
         self.restore(self.length - n, self.frozen)
 
+    def check_discard(self, n: int) -> None:
+        """Raises the InvalidState of `discard`."""
+        self._check_buffer("discard", n)
+
     def truncate(self, length: int) -> None:
-        """Cut back to `length`: inside the buffer, or to a point at which the set was created or forked. Raises InvalidState."""
+        """Cut back to `length`: inside the buffer, or to a length, or frozen prefix, with which the set was made or forked. Raises InvalidState."""
+        self.check_truncate(length)
+        self.restore(length, min(self.frozen, length))
+
+    def check_truncate(self, length: int) -> None:
+        """Raises the InvalidState of `truncate`."""
         if length > self.length:
             raise InvalidState(f"truncate({length}) is past the end: the working set has {self.length} tokens", length=self.length)
         if length < self.frozen and length not in self.fork_points:
-            points = ", ".join(map(str, sorted(self.fork_points)))
+            points = ", ".join(map(str, sorted(p for p in self.fork_points if p < self.frozen)))
+            buffer = f" to {self.length}" if self.buffered else ""
             raise InvalidState(
-                f"truncate({length}) cuts into the frozen prefix of {self.frozen} tokens; allowed: the buffer, or a fork point ({points})",
+                f"truncate({length}) cuts into the frozen prefix of {self.frozen} tokens; allowed: {self.frozen}{buffer}"
+                + (f", or where it was made or forked: {points}" if points else ""),
                 frozen=self.frozen,
             )
         if self.state is not None and 0 < length < self.state.at and self.recipe.known < length:
@@ -88,7 +107,6 @@ class SetEdits(SetTokens):
                 f"{self.recipe.known} are known by their ids to compute it again: use the fork that was made there",
                 folded=self.state.at,
             )
-        self.restore(length, min(self.frozen, length))
 
     def shared_at(self, places: Sequence[int]) -> list[int]:
         """The pages at `places` of the table that others hold too."""

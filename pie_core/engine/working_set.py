@@ -179,9 +179,9 @@ class WorkingSet(SetEdits):
         child.length, child.frozen = length, self.frozen
         child.parents = list(self.parents) if buffer and self.parents is not None else None
         child.last_step = self.last_step  # a copy of the partial page must come after the step that writes the parent's tokens
-        child.fork_points = {length}
+        child.fork_points = {self.frozen, length}
         child.inherited = [w for w in (*self.inherited, *self.writers) if not w.ended]
-        self.fork_points.add(length)
+        self.fork_points |= child.fork_points
         child.be_born()
 
     def reopen(self, pages: list[int] | None, length: int, frozen: int, parents: Sequence[int] | None, recipe: Recipe) -> None:
@@ -191,7 +191,7 @@ class WorkingSet(SetEdits):
         self.length, self.frozen, self.recipe = length, frozen, recipe
         self.parents = list(parents) if parents is not None else None
         self.public = 0 if pages else self.public  # what a file says is not shared with others
-        self.fork_points = {length}
+        self.fork_points = {frozen, length}
 
     def be_born(self) -> None:
         """The fork has happened (or failed, see `error`): operations that waited for it run."""
@@ -203,7 +203,8 @@ class WorkingSet(SetEdits):
         first counts. `sound`: the (length, frozen) from before it, where they are whole and known."""
         if self.error is None or since < self.fail_since:
             self.error, self.failed, self.fail_since = cause.root(), what, since
-            self.sound = sound if not self.pending else None
+            known = sound is not None and (self.slack is None or not self.slack.pending or sound[0] <= self.slack.base)
+            self.sound = sound if known else None  # behind a count on its way lengths are upper bounds
 
     def fail_as(self, parent: WorkingSet) -> None:
         """Fail, since the set that this one is to be forked from has failed."""

@@ -34,7 +34,7 @@ class Sequence_:
 
     def __init__(self, inst: Instance, ws: WorkingSet, tokens: list[int], frozen: int) -> None:
         self.inst, self.ws, self.tokens, self.frozen = inst, ws, tokens, frozen
-        self.points = {len(tokens)}
+        self.points = {frozen, len(tokens)}
         self.dead = False  # dropped, closed, or a pass on it failed
 
 
@@ -71,7 +71,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def fork_of(self, seq: Sequence_, child: WorkingSet, buffer: bool) -> Sequence_:
         made = Sequence_(seq.inst, child, list(seq.tokens) if buffer else seq.tokens[: seq.frozen], seq.frozen)
-        seq.points.add(len(made.tokens))
+        seq.points |= {seq.frozen, len(made.tokens)}
         self.known.append(made)
         return made
 

@@ -133,8 +133,36 @@ async def test_truncate_to_fork_points() -> None:
         assert await decode(inst, [3], 4, child, pipe) == generate([*range(20), 3], 4)
         inst.truncate(child, 0)
         await settle()
-        with pytest.raises(InvalidState, match="fork point"):
+        with pytest.raises(
+            InvalidState, match=r"truncate\(0\) cuts into the frozen prefix of 24 tokens; allowed: 24, or where it was made or forked: 20; "
+        ):
             await inst.submit(pipe, greedy([4], child))[0]
+        inst.close()
+
+
+@pytest.mark.parametrize("made", ["forked", "the parent", "opened"])
+async def test_what_was_frozen_when_a_buffer_was_forked_or_saved_can_be_cut_back_to(made: str) -> None:
+    async with running(FakeRunner()) as engine:
+        inst = engine.open_instance("buffer")
+        ws, pipe = inst.working_set(), inst.pipeline()
+        await inst.submit(pipe, greedy([1, 2, 3, 4, 5, 6], ws))[0]
+        await inst.submit(pipe, greedy([7, 8, 9], ws, geometry=BUFFERED))[0]
+        if made == "opened":
+            inst.save(ws, "set", lambda n, error: None)
+            await settle()
+            child = inst.open("set", lambda n, error: None)
+            await settle()
+        else:
+            child = inst.fork(ws, pipe, buffer=True)
+        cut = ws if made == "the parent" else child
+        inst.commit(cut, 2)
+        wrong = inst.fork(cut, buffer=True)
+        inst.truncate(wrong, 7)
+        allowed = r"frozen prefix of 8 tokens; allowed: 8 to 9; go on"
+        with pytest.raises(InvalidState, match=allowed):
+            await inst.submit(pipe, greedy([1], wrong))[0]
+        inst.truncate(cut, 6)
+        assert await inst.submit(pipe, greedy([10], cut))[0] == reference([1, 2, 3, 4, 5, 6, 10])
         inst.close()
 
 

@@ -45,7 +45,7 @@ class Sequence_:
     def like(self, other: Sequence_, length: int) -> Sequence_:
         self.slots, self.frozen = other.slots[:length], other.frozen
         self.parents = list(other.parents) if other.parents is not None and length > other.frozen else None
-        self.points = {length}
+        self.points = {self.frozen, length}
         return self
 
     def tree(self) -> list[int]:
@@ -239,7 +239,7 @@ class TreeMachine(RuleBasedStateMachine):
         pipe = self.pipe_of(seq)
         child = self.do(lambda: seq.inst.fork(seq.ws, pipe if ordered else None, buffer=buffer))
         length = len(seq.slots) if buffer else seq.frozen
-        seq.points.add(length)
+        seq.points |= {seq.frozen, length}
         self.add(Sequence_(seq.inst, child).like(seq, length))
 
     @rule(at=PICK)

@@ -312,7 +312,7 @@ async def test_truncate_forgets_fork_points_behind_it() -> None:
         inst.discard(ws)
         await inst.submit(pipe, PassSpec([30, 31, 32], [ws]))[0]
         inst.truncate(ws, 7)
-        with pytest.raises(InvalidState, match=r"frozen prefix of 8 tokens; allowed: the buffer, or a fork point \(0\)"):
+        with pytest.raises(InvalidState, match=r"frozen prefix of 8 tokens; allowed: 8, or where it was made or forked: 0, 5;"):
             await inst.submit(pipe, greedy([1], ws))[0]
         inst.close()
 
