@@ -80,7 +80,7 @@ def test_the_step_buffer_has_the_documented_words() -> None:
 
 def test_every_template_names_its_step_first_and_is_checked() -> None:
     for name, info in TEMPLATES.items():
-        assert info.bindings[0] == ("step", "rw" if name == "gate" else "r"), name  # gates mask rows in place
+        assert info.bindings[0] == ("step", "rw" if name in ("gate", "shift") else "r"), name  # rows are masked and moved in place
         assert len(info.bindings) <= 8, f"{name}: WebGPU guarantees 8 storage buffers"
         with pytest.raises(Exception, match=f"template {name} takes parameters"):
             template(name, nonsense=1)
