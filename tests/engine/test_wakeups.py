@@ -17,6 +17,7 @@ from pie_core.engine.working_set import WorkingSet
 from tests.engine.fake_runner import FakeRunner, limits, reference
 from tests.engine.recurrent_runner import RecurrentRunner, recurrent_limits
 from tests.engine.support import decode, greedy, settle
+from tests.engine.virtual_time import VirtualLoop
 from tests.engine.watched import Watched
 
 WINDOW = Geometry(window=400)  # sees everything, but its tokens have no recipe: such a set is never paused
@@ -59,17 +60,22 @@ async def test_a_pass_whose_last_tokens_find_too_little_room_beside_a_silent_str
         inst.close()
 
 
-async def test_a_set_with_a_guess_is_paused_once_it_is_cold() -> None:
-    async with watched(FakeRunner(limits(pages=10))) as engine:
-        loop, inst = engine.open_instance("loop"), engine.open_instance("inst")
-        ws = loop.working_set()
-        await decode(loop, [1] * 40, 8, ws, loop.pipeline())
-        await settle(200)
-        assert ws.guess is not None
-        assert await asyncio.wait_for(ask(inst, [2] * 144), SOON) == reference([2] * 144)
-        assert ws.paused
-        loop.close()
-        inst.close()
+def test_a_set_with_a_guess_is_paused_once_it_is_cold() -> None:
+    async def scene() -> None:
+        async with watched(FakeRunner(limits(pages=10))) as engine:
+            loop, inst = engine.open_instance("loop"), engine.open_instance("inst")
+            ws = loop.working_set()
+            await decode(loop, [1] * 40, 8, ws, loop.pipeline())
+            await settle(20)
+            assert ws.guess is not None
+            assert await asyncio.wait_for(ask(inst, [2] * 144), SOON) == reference([2] * 144)
+            assert ws.paused
+            loop.close()
+            inst.close()
+
+    clock = VirtualLoop()  # guesses are made in time or not at all
+    clock.run_until_complete(scene())
+    clock.close()
 
 
 @pytest.mark.parametrize(("drafts", "tokens"), [(21, 16), (13, 12)])
