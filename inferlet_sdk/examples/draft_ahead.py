@@ -14,7 +14,7 @@ async def main(input: dict) -> dict:
     limit, width = int(input.get("max_tokens", 32)), int(input.get("width", 4))
     if limit < 1 or not 2 <= width <= 16:
         raise ValueError(f"max_tokens is {limit} and width {width}; use 1 or more, and 2 to 16")
-    prompt = chat.prefix() + model.encode(input.get("prompt", "one two three one two three one two"))
+    prompt = chat.prefix() + model.encode(input.get("prompt", "1, 2, 3, 1, 2, 3, 1, 2, 3, 1,"))
     followers = {prompt[k - 1]: prompt[k] for k in range(1, len(prompt))}
     table = Channel.of([followers.get(token, -1) for token in range(model.vocab)])
     feed, guesses = (Channel.of([prompt[-1]] * width) for _ in range(2))  # the same tokens, for the pass and for its epilogue

@@ -23,7 +23,7 @@ async def main(input: dict) -> dict:
     limit, most, ngram = int(input.get("max_tokens", 32)), int(input.get("drafts", 8)), int(input.get("ngram", 3))
     if limit < 1 or not 0 <= most <= 32:
         raise ValueError(f"max_tokens is {limit} and drafts {most}; use 1 or more, and 0 to 32")
-    tokens = chat.prefix() + model.encode(input.get("prompt", "one two three one two three one two"))
+    tokens = chat.prefix() + model.encode(input.get("prompt", "1, 2, 3, 1, 2, 3, 1, 2, 3, 1,"))
     start, ws, pipe, passes = len(tokens), WorkingSet(), Pipeline(), 0
     drafted, accepted = Channel("i32", (most + 1,)), Channel("i32", host="reader")
     fresh, drafts = tokens, []  # the tokens that no pass has seen yet, and the guesses of what follows them

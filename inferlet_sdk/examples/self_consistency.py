@@ -9,7 +9,7 @@ from inferlet import chat, model
 from inferlet.eta import Channel, ForwardPass, Pipeline, StateGeometry, WorkingSet, gumbel_max, intrinsics
 
 GREEDY = 1e-30  # the temperature that stands for 0: it leaves nothing to chance, and a division by 0 leaves no numbers
-QUESTION = "What is 2 + 3? Think step by step."
+QUESTION = "Tom has 3 apples and buys 2 more. How many apples does he have now?"
 
 
 def vote(text: str) -> str | None:
@@ -19,8 +19,8 @@ def vote(text: str) -> str | None:
 
 
 async def main(input: dict) -> dict:
-    """Input: question, votes (5), max_tokens (32), temperature (0.6; 0 is greedy), seed (0)."""
-    votes, limit, temperature = int(input.get("votes", 5)), int(input.get("max_tokens", 32)), float(input.get("temperature", 0.6))
+    """Input: question, votes (5), max_tokens (64), temperature (0.6; 0 is greedy), seed (0)."""
+    votes, limit, temperature = int(input.get("votes", 5)), int(input.get("max_tokens", 64)), float(input.get("temperature", 0.6))
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature is {temperature}; use a number >= 0")
     if not 1 <= votes <= 32 or limit < 1:
