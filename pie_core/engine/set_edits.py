@@ -85,7 +85,7 @@ class SetEdits(SetTokens):
         self._check_buffer("discard", n)
 
     def truncate(self, length: int) -> None:
-        """Cut back to `length`: inside the buffer, or to a length, or frozen prefix, with which the set was made or forked. Raises InvalidState."""
+        """Cut back to `length`: inside the buffer, or to a length or frozen prefix at which it was made or forked. Raises InvalidState."""
         self.check_truncate(length)
         self.restore(length, min(self.frozen, length))
 

@@ -64,6 +64,7 @@ class Executor:
         self.inbox: deque[str] = deque()
         self._closed = False
         self.fault: Exception | None = None
+        port.working_set = self._sets.get
         self._ops: dict[str, Callable[[Payload], None]] = {
             name: getattr(self, f"_{name.replace('.', '_')}") for name, op in OPS.items() if op.kind != "sync" or name == "log"
         }
@@ -77,6 +78,7 @@ class Executor:
             while posts:
                 name, fields = posts.popleft()
                 self._ops[name](fields)
+                self._port.carried_out += 1
         except Exception as error:  # a fault of the host's own: the inferlet must end, not wait for an answer that was lost
             _logger.exception("a posted op failed")
             self.fault = error

@@ -16,12 +16,14 @@ from pie_core.engine.geometry import Geometry, check_shape
 from pie_core.engine.pass_checks import check_ids, check_reads, check_tokens
 from pie_core.engine.runner import RunnerLimits
 from pie_core.engine.saved_sets import check_name
+from pie_core.engine.working_set import WorkingSet
 from pie_core.eta.errors import ProgramError
 from pie_core.eta.program import Program
 from pie_core.host.again import HARMLESS, Again
 from pie_core.host.budget import Budget, Refusal, over
 from pie_core.host.ops import OPS, Payload, parse
 from pie_core.host.services import Services
+from pie_core.host.set_edits import EditChecks, readable
 from pie_core.host.table import FUTURE, ChannelEntry, PipeEntry, ProgramEntry, SetEntry, Table
 from pie_core.text.stream import TextError
 
@@ -31,8 +33,8 @@ _log = logging.getLogger(__name__)
 
 
 class GuestPort:
-    """One inferlet's way into the host. `call` belongs to the guest's thread; `take_posts` and the counters named `settled_*`
-    belong to the engine's loop. `wake` is called from the guest's thread, once until the posts are taken."""
+    """One inferlet's way into the host. `call` belongs to the guest's thread; `take_posts`, `carried_out` and the counters named
+    `settled_*` belong to the engine's loop. `wake` is called from the guest's thread, once until the posts are taken."""
 
     def __init__(self, services: Services, limits: RunnerLimits, budget: Budget, wake: Callable[[], None]) -> None:
         self._services = services
@@ -42,6 +44,7 @@ class GuestPort:
         self._woken = False
         self.held = False  # posts wait for the end of the guest's step: whoever drives the guest takes them then, or calls `flush`
         self._posts: deque[Post] = deque()
+        self._posted = 0
         self._submitted = 0
         self._futures = 0
         self._sent = 0
@@ -49,12 +52,14 @@ class GuestPort:
         self._closed: set[int] = set()  # ids of closed pipelines
         self._again = Again(limits.vocab)
         self.table = Table(budget)
+        self.carried_out = 0  # of what was posted
+        self.working_set: Callable[[int], WorkingSet | None] = lambda key: None  # the engine's, once there is an executor
         self.settled_passes = 0
         self.settled_futures = 0
         self.read_bytes = 0  # of what was sent, how much the client has read
         self._handlers: dict[str, Callable[[Payload], str]] = {
             name: getattr(self, f"_{name.replace('.', '_')}") for name in OPS if hasattr(self, f"_{name.replace('.', '_')}")
-        }
+        } | EditChecks(self.table, self._settled_set).handlers
 
     def call(self, op: str, payload: str) -> str:
         """Run one op. The answer is JSON text, "" for nothing, or {"error": {...}}."""
@@ -102,9 +107,16 @@ class GuestPort:
 
     def _post(self, op: str, fields: Payload) -> None:
         self._posts.append((op, fields))
+        self._posted += 1
         if not self._woken and not self.held:
             self._woken = True
             self._wake()
+
+    def _settled_set(self, key: int) -> WorkingSet | None:
+        if self.carried_out != self._posted:
+            return None
+        ws = self.working_set(key)
+        return ws if ws is not None and ws.steady() and not ws.dropped else None
 
     def _announce(self, op: str, fields: Payload) -> None:
         waiting = self._futures - self.settled_futures
@@ -175,39 +187,6 @@ class GuestPort:
         if p["pipe"] is not None:
             self.table.get("ws.fork", p["pipe"], PipeEntry)
         self.table.add("ws.fork", p["ws"], SetEntry(parent.buffered if p["buffer"] else 0))
-        return ""
-
-    def _ws_commit(self, p: Payload) -> str:
-        what = p["n"]
-        if isinstance(what, int):
-            return self._shrink("ws.commit", p)
-        entry = self.table.get("ws.commit", p["ws"], SetEntry)
-        if isinstance(what, list):
-            if entry.buffered is not None and what and max(what) >= entry.buffered:
-                raise Refusal(
-                    "InvalidState", f"ws.commit: index {max(what)}: the buffer of the working set holds at most {entry.buffered} tokens"
-                )
-            entry.buffered = 0
-        elif "ch" in what:
-            self._readable("ws.commit", what["ch"])
-        return ""
-
-    def _ws_discard(self, p: Payload) -> str:
-        if p["n"] is None:
-            self.table.get("ws.discard", p["ws"], SetEntry).buffered = 0
-            return ""
-        return self._shrink("ws.discard", p)
-
-    def _shrink(self, op: str, p: Payload) -> str:
-        entry = self.table.get(op, p["ws"], SetEntry)
-        if entry.buffered is not None:
-            if p["n"] > entry.buffered:
-                raise Refusal("InvalidState", f"{op}({p['n']}): the buffer of the working set holds at most {entry.buffered} tokens")
-            entry.buffered -= p["n"]
-        return ""
-
-    def _ws_truncate(self, p: Payload) -> str:
-        self.table.get("ws.truncate", p["ws"], SetEntry).buffered = None
         return ""
 
     def _pipe_new(self, p: Payload) -> str:
@@ -386,12 +365,8 @@ class GuestPort:
         return self._receive_from("ch.read", p)
 
     def _receive_from(self, op: str, p: Payload) -> str:
-        self._readable(op, p["ch"])
+        readable(self.table, op, p["ch"])
         return self._future(op, p)
-
-    def _readable(self, op: str, key: int) -> None:
-        if self.table.get(op, key, ChannelEntry).host != "reader":
-            raise Refusal("ChannelError", f'{op}: the host does not read this channel; create it with host="reader"')
 
     def _sleep(self, p: Payload) -> str:
         return self._future("sleep", p)

@@ -225,6 +225,51 @@ async def test_the_end_of_a_pass_without_outputs_can_be_awaited(epilogue: bool) 
         assert await run(engine, script) == [None, "ContextLengthExceeded"]
 
 
+BAD_EDITS = [
+    ("ws.truncate", 9, r"truncate\(9\) is past the end: the working set has 7 tokens"),
+    ("ws.truncate", 1, r"truncate\(1\) cuts into the frozen prefix of 3 tokens; allowed: 3 to 7, or where it was made or forked: 0"),
+    ("ws.commit", [0, 3], r"path\[1\] = 3 does not follow token 0: its parent is 2"),
+    ("ws.commit", 3, r"commit\(3\): the buffer is a tree"),
+    ("ws.commit", 5, r"the buffer of the working set holds at most 4 tokens"),
+    ("ws.discard", 5, r"the buffer of the working set holds at most 4 tokens"),
+]
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+@pytest.mark.parametrize(("op", "n", "words"), BAD_EDITS)
+async def test_a_bad_edit_of_what_is_settled_is_refused_at_the_call(op: str, n: Any, words: str, threaded: bool) -> None:
+    async def script(api: Api, _: Any) -> Any:
+        prog, ws, pipe = api.program(GREEDY.program.text), api.new("ws"), api.new("pipe")
+        api.submit(pipe, ws, STEM)
+        await api.submit(pipe, ws, DRAFTS, prog, geo=tree())[0]
+        with pytest.raises(HostError, match=words) as caught:
+            api.call(op, ws=ws, n=n)
+        length = await api.future("ws.length", ws=ws)
+        api.call("ws.truncate", ws=ws, n=3)
+        return caught.value.type, length, await api.submit(pipe, ws, [9], prog)[0]
+
+    async with running(FakeRunner()) as engine:
+        assert await run(engine, script, threaded=threaded) == ["InvalidState", 7, reference([*STEM, 9])]
+
+
+@pytest.mark.parametrize(("op", "n", "words"), BAD_EDITS[:4])
+async def test_a_bad_edit_behind_what_is_not_settled_is_told_by_every_later_use(op: str, n: Any, words: str) -> None:
+    async def script(api: Api, _: Any) -> Any:
+        prog, ws, pipe = api.program(GREEDY.program.text), api.new("ws"), api.new("pipe")
+        api.submit(pipe, ws, STEM)
+        api.submit(pipe, ws, DRAFTS, geo=tree())
+        api.call(op, ws=ws, n=n)
+        for future in (api.future("ws.length", ws=ws), api.submit(pipe, ws, [9], prog)[0], api.future("ws.cached", ws=ws)):
+            with pytest.raises(HostError, match=f"an earlier edit of this working set failed: .*{words}") as caught:
+                await future
+            assert caught.value.type == "InvalidState"
+        api.call("ws.truncate", ws=ws, n=3)
+        return await api.submit(pipe, ws, [9], prog)[0]
+
+    async with running(FakeRunner()) as engine:
+        assert await run(engine, script) == reference([*STEM, 9])
+
+
 async def save(api: Api, _: Any) -> Any:
     ws, pipe = api.new("ws"), api.new("pipe")
     api.submit(pipe, ws, STEM)
