@@ -25,7 +25,7 @@ RECUR = {"width": 68, "stride": 204, "offset": 64, "bucket": 4}
 GATE = {"bucket": 64}
 EXAMPLES: dict[str, dict[str, Any]] = {
     "attention": ATTENTION, "rope_append": ROPE, "linear": LINEAR, "rms_norm": NORM, "embed": EMBED, "move_slots": MOVES,
-    "recur": RECUR, "gate": GATE,
+    "recur": RECUR, "gate": GATE, "shift": GATE,
 }  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def catalogue() -> dict[str, str]:
     specs += [("rms_norm", NORM), ("rms_norm", {**NORM, "width": 63, "rows": "reads"})]
     specs += [("rope_append", ROPE), ("rope_append", {**ROPE, "style": "interleaved"})]
     specs += [("attention", {**ATTENTION, "head_dim": size}) for size in (4, 64, 80, 128, 256)]
-    specs += [("move_slots", MOVES), ("recur", RECUR), ("gate", GATE), ("grids", {"grids": ((3, 2, 1), (9, 1, 1))})]
+    specs += [("move_slots", MOVES), ("recur", RECUR), ("gate", GATE), ("shift", GATE), ("grids", {"grids": ((3, 2, 1), (9, 1, 1))})]
     specs += [("repack", {"fmt": fmt, "blocks": 100}) for fmt in ("q4_1", "q8_0")]
     return {f"{adapter} {name} {params}": render(name, params, adapter).source for adapter in ADAPTERS for name, params in specs}
 
