@@ -188,6 +188,11 @@ class Channel:
         """The cause when cell number `cell` holds nothing usable."""
         return self.poison[1] if self.poison is not None and cell >= self.poison[0] else None
 
+    def refusal(self, cell: int) -> EngineError | None:
+        """Why a pass cannot take or put cell number `cell`: it comes behind one that failed."""
+        cause = self.poisoned_at(cell)
+        return cause.told_later(f"an earlier value of the {self.describe()} failed", "make a new channel") if cause is not None else None
+
     def fail_from(self, cell: int, cause: EngineError) -> None:
         """Poison cell number `cell` and all later ones; whoever waits for them gets `cause`."""
         if self.poison is None or cell < self.poison[0]:

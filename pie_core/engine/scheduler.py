@@ -230,7 +230,7 @@ class Scheduler:
         for use in work.uses:
             channel = use.channel
             cell = channel.head if use.uses_front else channel.tail
-            if channel.poison is not None and (poison := channel.poisoned_at(cell)) is not None:
+            if channel.poison is not None and (poison := channel.refusal(cell)) is not None:
                 raise poison
             if use.ticket >= 0 and not channel.order.may_run(use.ticket):
                 return False

@@ -71,8 +71,8 @@ def _says_stop(work: Pass, words: memoryview) -> bool:
 def _fault(work: Pass, words: memoryview) -> EngineError | None:
     for use in work.uses:
         if use.channel.poison is not None:
-            cause = (use.channel.poisoned_at(use.take_cell) if use.uses_front else None) or (
-                use.channel.poisoned_at(use.put_cell) if use.puts else None
+            cause = (use.channel.refusal(use.take_cell) if use.uses_front else None) or (
+                use.channel.refusal(use.put_cell) if use.puts else None
             )
             if cause is not None:
                 return cause

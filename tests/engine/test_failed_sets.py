@@ -14,8 +14,9 @@ from pie_core.engine.instance import Instance, InstanceLimits
 from pie_core.engine.loop import Engine
 from pie_core.engine.pipeline import Pipeline
 from pie_core.engine.working_set import WorkingSet
+from pie_core.eta.channel import put, take
 from tests.engine.fake_runner import VOCAB, FakeRunner, limits, reference
-from tests.engine.support import GREEDY, greedy, running, settle
+from tests.engine.support import GREEDY, argmax, greedy, running, settle, spec
 from tests.engine.test_reuse_control import Heard
 
 PROMPT = [1, 2, 3, 4, 5, 6]
@@ -237,4 +238,27 @@ async def test_behind_a_bad_edit_every_use_says_so_and_what_to_do(edit: Any, wor
         inst.truncate(ws, 9)
         for same in (ws, before):
             assert await inst.submit(pipe, greedy([1], same, geometry=BUFFERED))[0] == reference([*PROMPT, 7, 8, 9, 1])
+        inst.close()
+
+
+async def test_a_poisoned_channel_says_so_and_what_to_do() -> None:
+    """To passes on other sets too; who waits for the value of the failed pass itself gets its cause."""
+
+    def draw() -> Any:
+        state = take(shared)
+        put(shared, state)
+        put(seen, state)
+        return argmax()
+
+    async with running(FakeRunner()) as engine:
+        inst, pipe, ws = await begun(engine)
+        shared, seen = inst.channel("u32", [2], seed=[1, 2]), inst.channel("u32", [2], 4, host="reader")
+        bad = inst.submit(pipe, spec(outside(inst), [ws], draw))[0]
+        first = inst.take(seen)
+        await fails(bad, PassFailed, "^a read-out row")
+        await fails(first, PassFailed, "^a read-out row")
+        for _ in range(2):
+            told = await fails(inst.submit(inst.pipeline(), spec([1], [inst.working_set()], draw))[0], PassFailed, "a read-out row")
+            assert told.startswith("an earlier value of the u32[2] channel failed: ") and told.endswith("; make a new channel")
+            assert told.count("failed:") == 1
         inst.close()
