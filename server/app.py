@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 from aiohttp import web
 
 from pie_server import metrics_timeline, model_files
 from pie_server import web as page
 from pie_server.api import openai
-from pie_server.api.backend import BACKEND, METRICS, Backend
+from pie_server.api.backend import BACKEND, METRICS, SETTINGS, Backend
+from pie_server.api.readiness import health
 from pie_server.config import Settings
 from pie_server.drain import DRAIN, Drain
 from pie_server.metrics import CONTENT_TYPE, Metrics
 from pie_server.middleware import BODY_LIMIT, observe, stamp
-
-
-async def health(request: web.Request) -> web.Response:
-    """GET /health: 200 when ready; 503 with the progress while loading, or with the reason after loading failed."""
-    backend = request.app[BACKEND]
-    status = backend.status
-    if status.state == "ready":
-        card = backend.card
-        body = {"status": "ok", "model": card.name, "device": status.device, "context": card.context, "version": version("pie-webgpu")}
-        return web.json_response(body)
-    if status.state == "failed":
-        return web.json_response({"status": "failed", "error": status.error}, status=503)
-    progress = status.progress
-    body = {"status": "loading", "progress": {"stage": progress.stage, "done": progress.done, "total": progress.total}}
-    return web.json_response(body, status=503, headers={"Retry-After": "1"})
 
 
 async def metrics_page(request: web.Request) -> web.Response:
@@ -41,7 +25,7 @@ def create_app(backend: Backend, settings: Settings) -> web.Application:
     limit = int(settings.max_body_mb * 2**20)
     metrics = Metrics(backend.stats)
     app = web.Application(middlewares=[observe(metrics, settings)], client_max_size=limit)
-    app[BACKEND], app[METRICS], app[BODY_LIMIT], app[DRAIN] = backend, metrics, limit, Drain()
+    app[BACKEND], app[METRICS], app[BODY_LIMIT], app[DRAIN], app[SETTINGS] = backend, metrics, limit, Drain(), settings
 
     async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
         await stamp(request, response, settings.cors_origins)

@@ -20,7 +20,7 @@ from pie_server.drain import DRAIN
 from pie_server.errors import ApiError, one_sentence
 from pie_server.hosts import host_allowed
 from pie_server.listener import BODY_FAULTS
-from pie_server.logs import log, where
+from pie_server.logs import fault, log
 from pie_server.metrics import Metrics
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -114,13 +114,13 @@ async def _answer(request: web.Request, handler: Handler, settings: Settings) ->
         return error_response(_from_http(request, error))
     except BODY_FAULTS:
         coding = request.headers.get("Content-Encoding")
-        fault = f"it is no {one_sentence(coding)[:40]}, which its Content-Encoding names" if coding else "it does not end as its head says"
-        message = f"the request body cannot be read: {fault}"
+        said = f"it is no {one_sentence(coding)[:40]}, which its Content-Encoding names" if coding else "it does not end as its head says"
+        message = f"the request body cannot be read: {said}"
         return error_response(ApiError(400, message, code="invalid_body", headers={"Connection": "close"}))
     except (asyncio.CancelledError, ConnectionResetError):
         raise
     except Exception as error:  # the server's last boundary: a fault of one request must not take the connection's answer away
-        log("request_fault", logging.ERROR, id=request[REQUEST_ID], error=where(error))
+        log("request_fault", logging.ERROR, id=request[REQUEST_ID], **fault(error))
         return error_response(ApiError(500, "the server hit an internal error; its log names the place", code="internal_error"))
 
 

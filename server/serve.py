@@ -26,9 +26,11 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class LoadingBackend(Backend, Protocol):
-    """A backend with a life: `load` ends with a status of ready or failed and does not raise for what users can cause."""
+    """A backend with a life: `load` ends with a status of ready or failed and does not raise for what users can cause; `keep` goes on for
+    ever and makes it ready again after a loss."""
 
     async def load(self) -> None: ...
+    async def keep(self) -> None: ...
     async def close(self) -> None: ...
 
 
@@ -113,5 +115,6 @@ async def _load(backend: LoadingBackend, url: str, on_ready: Callable[[str], Non
     if status.state == "ready":
         log("ready", model=backend.card.name, **{f"device_{key}": value for key, value in (status.device or {}).items()})
         on_ready(url)
+        await backend.keep()
     else:
         log("load_failed", logging.ERROR, error=status.error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,47 +11,29 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pie_core.device.protocol import PAGE_TOKENS, Device
-from pie_core.device.selftest import self_test
-from pie_core.engine.errors import EngineError, OutOfPages
+from pie_core.device.protocol import PAGE_TOKENS
+from pie_core.engine.errors import EngineError, EngineLost, OutOfPages
 from pie_core.engine.loop import Engine
 from pie_core.engine.model_runner import ModelRunner
+from pie_core.engine.set_files import FileStore
 from pie_core.host.process import InferletFailed, Process
 from pie_core.host.services import ModelFacts, Services
 from pie_server import memory
 from pie_server.api.backend import InferletError, ModelCard, OnMessage, Progress, Status
-from pie_server.config import DeviceName, Settings
+from pie_server.config import Settings
 from pie_server.errors import UserError, one_sentence
-from pie_server.loading import (
-    USER_ERRORS,
-    Source,
-    Text,
-    describe,
-    device_facts,
-    load_runner,
-    load_text,
-    open_device,
-    open_source,
-    set_store,
-)
-from pie_server.logs import log, where
+from pie_server.live_model import LiveModel, LiveOptions, free_memory
+from pie_server.loading import USER_ERRORS, Source, Text, describe, device_facts, load_text, open_source, set_store
+from pie_server.logs import fault, log
 from pie_server.prewarm import Opening, opening, read_messages
+from pie_server.recovery import Recovery
 from pie_server.sandbox import Sandbox
 from pie_server.threads import in_thread
 
 OnProgress = Callable[[Progress], None]
 OnLog = Callable[[str, str], None]  # (level, text)
 
-_GAUGES = {
-    "pages_used",
-    "pages_free",
-    "pages_shared",
-    "pages_cached",
-    "arena_words_used",
-    "instances",
-    "in_flight",
-    "queue_wait_max",
-}  # the rest are counters
+TELL_S = 1.0  # that running inferlets get to tell of a loss themselves; the rest are ended
 
 __all__ = ["USER_ERRORS", "Service"]
 
@@ -64,17 +47,13 @@ class Service:
     def __init__(
         self,
         source: Source,
-        device: DeviceName,
-        kv_pool_mb: int,
+        options: LiveOptions,
         on_progress: OnProgress | None = None,
         *,
-        deterministic: bool = False,
-        timed: bool = False,
         openings: Sequence[Opening] = (),
         text: Text | None = None,
     ) -> None:
-        self._source, self._wanted, self._kv_pool_mb, self._on_progress = source, device, kv_pool_mb, on_progress
-        self._deterministic, self._timed = deterministic, timed
+        self._source, self._options, self._on_progress = source, options, on_progress
         self._openings, self._prewarmed = openings, 0
         self._text = text  # where somebody needed it before `load`
         self._status = Status("loading", Progress("starting"))
@@ -82,9 +61,15 @@ class Service:
         self._card = ModelCard(source.name, created, source.architecture, source.context, source.path)
         self._stages: dict[str, Progress] = {}  # of the parts that load side by side, the last to change last
         self._sandbox: Sandbox | None = None
-        self._device: Device | None = None
-        self._engine: Engine | None = None
+        self._sets: FileStore | None = None
+        self._live: LiveModel | None = None
         self._services: Services | None = None
+        self._runs: dict[Process, None] = {}
+        self._idle = asyncio.Event()  # no runs
+        self._idle.set()
+        self._recovery = Recovery(self._drop, self._rebuild)
+        self._counted: dict[str, float] = {}  # by engines that were lost
+        self._steps = 0  # of engines that were lost, in the timeline
 
     @classmethod
     def from_settings(cls, settings: Settings, on_progress: OnProgress | None = None) -> Service:
@@ -97,15 +82,16 @@ class Service:
         except BaseException:
             source.checkpoint.close()
             raise
-        return cls(
-            source, settings.device, settings.kv_pool_mb, on_progress, deterministic=settings.deterministic, timed=settings.timeline,
-            openings=openings, text=text,
-        )  # fmt: skip
+        options = LiveOptions(settings.device, settings.kv_pool_mb, settings.deterministic, settings.timeline)
+        return cls(source, options, on_progress, openings=openings, text=text)
 
     @property
     def status(self) -> Status:
-        """Where loading stands."""
-        return self._status
+        """Where loading stands, or the recovery from a loss."""
+        outage = self._recovery.outage
+        if outage is None:
+            return self._status
+        return Status("recovering", self._status.progress, error=outage.cause, outage=outage)
 
     @property
     def card(self) -> ModelCard:
@@ -115,14 +101,14 @@ class Service:
     @property
     def device_text(self) -> str:
         """What really runs, for people; "none" before the device is open."""
-        return describe(self._device.info) if self._device is not None else "none"
+        device = self._live.device if self._live is not None else None
+        return describe(device.info) if device is not None else "none"
 
     @property
     def pool_text(self) -> str:
         """The size of the KV cache, for people; "none" before the model is loaded."""
-        if self._engine is None:
-            return "none"
-        return f"{self._kv_pool_mb} MB, {self._engine.pool.total * PAGE_TOKENS:,} tokens of all requests together"
+        tokens = self._live.pool_tokens if self._live is not None else 0
+        return f"{self._options.kv_pool_mb} MB, {tokens:,} tokens of all requests together" if tokens else "none"
 
     @property
     def prewarm_text(self) -> str:
@@ -131,26 +117,31 @@ class Service:
         return f"{self._prewarmed:,} tokens of {files} file{'s' * (files > 1)}" if files else ""
 
     def stats(self) -> Mapping[str, float]:
-        """The engine's counters, and its pages; empty while loading."""
-        if self._engine is None:
+        """The engine's counters, which go on over losses, and its pages; empty while loading."""
+        if self._status.state != "ready":
             return {}
-        status = self._engine.status()
-        return {name if name in _GAUGES else f"{name}_total": float(value) for name, value in status.items()}
+        live = self._live
+        counters, gauges = (live.counters(), live.gauges()) if live is not None else ({}, {})
+        return {**_sum(self._counted, counters), **gauges, **self._recovery.counters()}
 
     def timeline(self, since: int) -> Mapping[str, object]:
-        """The engine's steps after number `since`; empty while loading."""
-        return self._engine.timeline(since) if self._engine is not None else {}
+        """The engine's steps after number `since`; empty while loading. Numbers go on over losses."""
+        found = self._live.timeline(since - self._steps) if self._live is not None else {}
+        if self._steps and found:
+            found["steps"] = [[number + self._steps, *rest] for number, *rest in found["steps"]]
+        return found
 
     def _progress(self, part: str, stage: str | None, done: int = 0, total: int = 0) -> None:
         """`part` of the load has come to `stage`, or has ended (None): then a part that still goes on is shown."""
-        if self._status.state != "loading":  # a straggler of a load that failed
+        recovering = self._recovery.outage is not None
+        if self._status.state != "loading" and not recovering:  # a straggler of a load that failed
             return
         self._stages.pop(part, None)
         if stage is not None:
             self._stages[part] = Progress(stage, done, total)
         if self._stages:
             progress = list(self._stages.values())[-1]
-            self._status = Status("loading", progress)
+            self._status = replace(self._status, progress=progress)
             if self._on_progress is not None:
                 self._on_progress(progress)
 
@@ -162,72 +153,127 @@ class Service:
         except USER_ERRORS as err:
             self._fail(one_sentence(str(err)))
         except Exception as err:  # loading's boundary: /health must be able to tell, whatever it was
-            log("load_fault", logging.ERROR, error=where(err))
+            log("load_fault", logging.ERROR, **fault(err))
             self._fail(one_sentence(f"{type(err).__name__}: {err}"))
         else:
-            assert self._device is not None  # _load set it
-            self._status = Status("ready", Progress("ready"), device=device_facts(self._device.info))
-            log("loaded", logging.DEBUG, seconds=round(time.perf_counter() - started, 2))
+            took = time.perf_counter() - started
+            self._recovery.ready(took)
+            log("loaded", logging.DEBUG, seconds=round(took, 2))
 
     def _fail(self, sentence: str) -> None:
         self._status = Status("failed", self._status.progress, error=sentence)
 
     async def _load(self) -> None:
+        live = self._new_live()
         loads = (
-            asyncio.create_task(self._load_runner()),
+            asyncio.create_task(live.load()),
             asyncio.create_task(self._load_sandbox()),
             asyncio.create_task(self._load_text()),
             asyncio.create_task(in_thread(set_store, self._source)),
         )
         try:
-            runner, sandbox, text, sets = await asyncio.gather(*loads)
+            runner, sandbox, self._text, self._sets = await asyncio.gather(*loads)
         finally:
             for load in loads:
                 load.cancel()
-        limits = runner.limits
+        engine = self._start(live, runner)
+        await in_thread(sandbox.warm)
+        await self._prewarm(engine)
+        await self._ready(live)
+
+    def _new_live(self) -> LiveModel:
+        self._live = LiveModel(self._source, self._options, partial(self._progress, "device"), self._lost)
+        return self._live
+
+    def _start(self, live: LiveModel, runner: ModelRunner) -> Engine:
+        """The engine, and what inferlets are told of it: another device may hold another number of pages."""
+        assert self._text is not None and self._sets is not None  # loaded beside the runner
+        limits, text = runner.limits, self._text
         self._card = replace(self._card, context=min(limits.context, limits.pages * PAGE_TOKENS))
         eos = tuple(text.spec["eos"])
         facts = ModelFacts(self._card.name, limits.vocab, limits.hidden, self._card.context, eos, limits.pages)
         self._services = Services(facts, text.tokenizer, text.chat)
-        self._engine = Engine(runner, sets=sets)
-        self._engine.start()
-        await in_thread(sandbox.warm)
-        await self._prewarm(self._engine)
+        return live.start(runner, self._sets)
+
+    async def _ready(self, live: LiveModel) -> None:
         self._source.checkpoint.release()
         await in_thread(memory.give_back)
+        assert live.device is not None and live.engine is not None  # it was started
+        live.engine.check_alive()
+        self._status = Status("ready", Progress("ready"), device=device_facts(live.device.info))
+
+    # --- losses
+
+    async def keep(self) -> None:
+        """Rebuild the engine after each loss, until cancelled. To be called once `load` has ended with a status of ready."""
+        await self._recovery.run()
+
+    def _lost(self, live: LiveModel, cause: EngineError) -> None:
+        """Called by the engine at that moment; a loss before it was ready is told by the load or rebuild itself."""
+        if live is self._live and self._status.state == "ready" and self._recovery.outage is None:
+            self._status = replace(self._status, progress=Progress("ending what ran"))
+            self._recovery.lost(cause.message)
+
+    async def _drop(self) -> None:
+        """Free a lost engine with all it held."""
+        live = self._live
+        if live is None:
+            return
+        await self._end_runs()
+        self._counted = _sum(self._counted, live.counters())
+        steps = live.timeline(-1).get("steps")
+        self._steps += steps[-1][0] + 1 if steps else 0
+        self._live = None
+        self._stages.clear()
+        self._status = replace(self._status, progress=Progress("waiting to rebuild"))
+        try:
+            await live.close()
+        finally:
+            del live
+            await free_memory()
+
+    async def _end_runs(self) -> None:
+        """Inferlets were told of the loss by what they awaited. What goes on without the engine is ended, so that it holds no memory; a
+        client that does not read is not waited for."""
+        for last in (False, True):
+            if last:
+                for process in self._runs:
+                    process.cancel()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), TELL_S)
+                return
+
+    async def _rebuild(self) -> Mapping[str, Any]:
+        """A new device, weights and engine; what the log says of it."""
+        before = self._status.device
+        live = self._new_live()
+        engine = self._start(live, await live.load())
+        self._prewarmed = 0
+        await self._prewarm(engine, anew=True)
+        await self._ready(live)
+        after = self._status.device
+        facts = {f"device_{key}": value for key, value in (after or {}).items()}
+        return facts if after == before else {**facts, **{f"before_{key}": value for key, value in (before or {}).items()}}
 
     async def _load_text(self) -> Text:
         return self._text if self._text is not None else await in_thread(load_text, self._source.checkpoint)
 
-    async def _prewarm(self, engine: Engine) -> None:
-        """Compute the openings. They are the operator's own words, not those of one tenant, so that all find them computed."""
+    async def _prewarm(self, engine: Engine, *, anew: bool = False) -> None:
+        """Compute the openings. They are the operator's own words, not those of one tenant, so that all find them computed. `anew`: what
+        does not fit on another device is left out."""
         for done, start in enumerate(self._openings):
             self._progress("prewarm", f"computing {start.file.name} ahead", done, len(self._openings))
             try:
                 tokens = await engine.prewarm(start.ids, None)
             except EngineError as err:
-                raise UserError(f"the --prewarm file {start.file}: {self._with_fix(err.type_name, err.message)}") from None
+                message = f"the --prewarm file {start.file}: {self._with_fix(err.type_name, err.message)}"
+                if not anew or engine.lost is not None:
+                    raise UserError(message) from None
+                log("prewarm_failed", logging.WARNING, error=one_sentence(message))
+                continue
             log("prewarmed", file=start.file.name, tokens=tokens)
             self._prewarmed += tokens
         self._progress("prewarm", None)
-
-    async def _load_runner(self) -> ModelRunner:
-        loop = asyncio.get_running_loop()
-
-        def bytes_done(done: int, total: int) -> None:
-            loop.call_soon_threadsafe(self._progress, "device", "loading weights", done, total)
-
-        self._progress("device", "opening the device")
-        self._device = await open_device(self._wanted, timed=self._timed)
-        self._progress("device", "testing the device's kernels")
-        await self_test(self._device)
-        self._progress("device", "loading weights")
-        load = partial(load_runner, self._device, self._source, self._kv_pool_mb, bytes_done, deterministic=self._deterministic)
-        runner = await in_thread(load)
-        if self._timed:
-            runner.timer = self._device.step_timer()
-        self._progress("device", None)
-        return runner
 
     async def _load_sandbox(self) -> Sandbox:
         loop = asyncio.get_running_loop()
@@ -235,6 +281,8 @@ class Service:
         self._sandbox = await in_thread(Sandbox, progress=lambda line: loop.call_soon_threadsafe(self._progress, "sandbox", line))
         self._progress("sandbox", None)
         return self._sandbox
+
+    # --- runs
 
     async def run(
         self,
@@ -248,13 +296,18 @@ class Service:
     ) -> Any:
         """Run an inferlet to its result (JSON values). `on_message` gets what it sends, in order, and may be slow: then the
         inferlet's output waits. Only runs of one `tenant` share cached prefixes and saved sets. Cancelling ends the inferlet and frees all
-        it held. Raises InferletError; UserError before `load`."""
-        if self._engine is None or self._sandbox is None or self._services is None:
+        it held. Raises InferletError, of kind EngineLost while a lost engine is rebuilt; UserError before `load`."""
+        if self._recovery.outage is not None:
+            raise InferletError(EngineLost.type_name, self._recovery.outage.cause)
+        engine = self._live.engine if self._live is not None else None
+        if engine is None or self._sandbox is None or self._services is None:
             raise UserError("the model is not loaded")
         try:
-            process = Process(self._engine, self._services, name, tenant=tenant, on_log=on_log, receives=False)
+            process = Process(engine, self._services, name, tenant=tenant, on_log=on_log, receives=False)
         except EngineError as err:
             raise InferletError(err.type_name, err.message) from err
+        self._runs[process] = None
+        self._idle.clear()
         guest = self._sandbox.open(process.port)
         running = asyncio.create_task(process.run(guest, process.request(source, input)), name=f"inferlet {name}")
         try:
@@ -263,30 +316,36 @@ class Service:
                     await on_message(message)
             return await running
         except InferletFailed as err:
+            if err.type == "Cancelled" and engine.lost is not None:
+                raise InferletError(EngineLost.type_name, engine.lost.message) from None
             raise InferletError(err.type, self._with_fix(err.type, err.message), err.file, err.line, err.traceback) from err
         finally:
             await _end(running)
             process.close()  # a task that is cancelled before its first step never gets to its own clean-up
             guest.close()
+            del self._runs[process]
+            if not self._runs:
+                self._idle.set()
 
     def _with_fix(self, kind: str, message: str) -> str:
         """The message, with the flag that would help: the engine knows of pages, only this server of flags."""
         if kind != OutOfPages.type_name:
             return message
-        return f"{message}; the KV cache has {self._kv_pool_mb} MB, a larger --kv-pool-mb makes room"
+        return f"{message}; the KV cache has {self._options.kv_pool_mb} MB, a larger --kv-pool-mb makes room"
 
     async def close(self) -> None:
         """End running inferlets and free the device. May be called at any time, and twice."""
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await engine.stop()
+        live, self._live = self._live, None
+        if live is not None:
+            await live.close()
         sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:
             await in_thread(sandbox.close)
-        device, self._device = self._device, None
-        if device is not None:
-            device.close()
         self._source.checkpoint.close()
+
+
+def _sum(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+    return {name: a.get(name, 0.0) + b.get(name, 0.0) for name in {**a, **b}}
 
 
 async def _end(task: asyncio.Task[Any]) -> None:

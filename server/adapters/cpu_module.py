@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -19,6 +20,7 @@ from pie_core.device.cpu import MEMORY_LIMIT, CpuDevice
 from pie_core.device.cpu_module import fault_text
 from pie_core.device.protocol import Data, DeviceError, DeviceLost, DeviceOutOfMemory
 from pie_server.build.cpu_module import cpu_module
+from pie_server.logs import fault, log
 
 PAGE_BYTES = 1 << 16
 # Smaller writes are copied at the call; for larger ones the caller waits while the thread takes them straight from its memory.
@@ -174,8 +176,11 @@ class WasmtimeCpuModule:
         def work(wasm: _Wasm) -> None:
             found: list[T] = []
             self._guard(what, lambda: found.append(question(wasm)))
+            error = self._error
+            if error is not None and not isinstance(error, DeviceLost):  # told by its own type once: nothing works from here on
+                self._error = DeviceLost(f"the cpu device stopped: {error}")
             with suppress(RuntimeError):  # that loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(_settle, future, found, self._error)
+                loop.call_soon_threadsafe(_settle, future, found, error)
 
         self._put(work)
         return future
@@ -197,11 +202,14 @@ class WasmtimeCpuModule:
             return
         try:
             function(*arguments)
-        except DeviceError as error:
+        except DeviceOutOfMemory as error:
             self._error = error
+        except DeviceError as error:
+            self._error = DeviceLost(f"the cpu device stopped in {what}: {error}")
         except (Trap, WasmtimeError) as error:
             self._error = DeviceLost(f"the cpu device stopped in {what}: {_reason(error)}")
         except Exception as error:  # a bug here must reach the readers, not end the thread that they wait for
+            log("cpu_device_fault", logging.ERROR, **fault(error))
             self._error = DeviceLost(f"the cpu device stopped in {what}: {type(error).__name__}: {error}")
 
     def _serve(self, code: bytes, ready: threading.Event) -> None:

@@ -92,6 +92,15 @@ def timestamp_period(raw: Any) -> float | None:
     return period if period > 0 else None
 
 
+class NativeDevice(WebGpuDevice):
+    """Over wgpu-native, whose object has a thread that polls it, and memory that only an explicit end frees at once."""
+
+    def close(self) -> None:
+        """Free the device, a lost one too; later calls raise DeviceLost."""
+        super().close()
+        self.raw.destroy()
+
+
 async def open_webgpu(allow_software: bool = False, timed: bool = False) -> WebGpuDevice:
     """A device on the best adapter, with timestamp queries if `timed` and the adapter has them. Raises DeviceError when there is none
     (or only software and that is not allowed)."""
@@ -122,7 +131,7 @@ async def open_webgpu(allow_software: bool = False, timed: bool = False) -> WebG
 
     # READ_NOSYNC leaves out wgpu-py's extra empty submission a map; the copy before it is already submitted here.
     period = timestamp_period(raw) if features else None
-    return WebGpuDevice(wgpu, raw, info, map_read="READ_NOSYNC", drain=drain, indirect=indirect, timestamp_period=period)
+    return NativeDevice(wgpu, raw, info, map_read="READ_NOSYNC", drain=drain, indirect=indirect, timestamp_period=period)
 
 
 def open_webgpu_sync(allow_software: bool = False) -> WebGpuDevice:

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 from aiohttp import web
 
+from pie_server.config import Settings
 from pie_server.metrics import Metrics
 
 OnMessage = Callable[[Any], Awaitable[None]]
@@ -35,13 +36,27 @@ class ModelCard:
 
 
 @dataclass(frozen=True)
-class Status:
-    """`ready`, `loading` with its progress, or `failed` with one sentence."""
+class Outage:
+    """An engine that was lost, while it is rebuilt; times in Unix seconds. `since`: of the loss. `failures`: rebuilds that failed since
+    then, the last with `failure`. `retry_at`: of the next try, None while one goes on. `ready_at`: when it is expected to serve again."""
 
-    state: Literal["loading", "ready", "failed"]
+    cause: str
+    since: float
+    ready_at: float
+    failures: int = 0
+    failure: str | None = None
+    retry_at: float | None = None
+
+
+@dataclass(frozen=True)
+class Status:
+    """`ready`, `loading` with its progress, `failed` with one sentence, or `recovering` from an outage."""
+
+    state: Literal["loading", "ready", "failed", "recovering"]
     progress: Progress
     error: str | None = None
     device: Mapping[str, Any] | None = None
+    outage: Outage | None = None
 
 
 class InferletError(Exception):
@@ -64,7 +79,7 @@ class Backend(Protocol):
     @property
     def card(self) -> ModelCard: ...
     def stats(self) -> Mapping[str, float]:
-        """Counters (`*_total`) and gauges of the engine; empty while loading."""
+        """Counters (`*_total`) and gauges of the engine; empty while loading. Counters go on when the engine is rebuilt."""
         ...
 
     def timeline(self, since: int) -> Mapping[str, object]:
@@ -79,3 +94,4 @@ class Backend(Protocol):
 
 BACKEND: web.AppKey[Backend] = web.AppKey("backend", object)  # type: ignore[arg-type]  # a protocol has no runtime class
 METRICS: web.AppKey[Metrics] = web.AppKey("metrics", Metrics)
+SETTINGS: web.AppKey[Settings] = web.AppKey("settings", Settings)

@@ -13,10 +13,11 @@ from typing import Any
 
 from aiohttp import web
 
-from pie_server.api.backend import BACKEND, METRICS, InferletError
+from pie_server.api.backend import BACKEND, METRICS, SETTINGS, InferletError
+from pie_server.api.readiness import retry_after
 from pie_server.drain import DRAIN
 from pie_server.errors import ApiError
-from pie_server.logs import log, where
+from pie_server.logs import fault, log
 from pie_server.middleware import LOG_FIELDS, REQUEST_ID
 
 # Failures that an inferlet may leave to us, as (status, code); any other is a 500.
@@ -92,13 +93,15 @@ async def run_api(request: web.Request, source: str, name: str, payload: Mapping
         failure = error
     except InferletError as error:
         failure = as_api_error(error)
+        if failure.code == "engine_lost":
+            failure.headers["Retry-After"] = str(retry_after(backend.status, request.app[SETTINGS].retry_after_s))
         log("inferlet_failed", logging.WARNING, id=request[REQUEST_ID], inferlet=name, type=error.kind, line=error.line)
     except ConnectionResetError:
         raise
     except Exception as error:  # once bytes are out no status can tell of a fault, so the stream itself must
         if events.response is None:
             raise
-        log("request_fault", logging.ERROR, id=request[REQUEST_ID], error=where(error))
+        log("request_fault", logging.ERROR, id=request[REQUEST_ID], **fault(error))
         failure = ApiError(500, "the server hit an internal error; its log names the place", code="internal_error")
     if failure is not None:
         request[LOG_FIELDS]["error"] = failure.code or failure.kind

@@ -10,13 +10,13 @@ from typing import Any
 
 from aiohttp import web
 
-from pie_server.api.backend import BACKEND, METRICS, Backend, ModelCard
+from pie_server.api.backend import BACKEND, METRICS, SETTINGS, ModelCard
 from pie_server.api.inferlet_api import run_api
 from pie_server.api.openai_schema import parse_chat_request, show
+from pie_server.api.readiness import require_ready
 from pie_server.config import Settings
 from pie_server.errors import ApiError
 
-SETTINGS: web.AppKey[Settings] = web.AppKey("settings", Settings)
 _CHAT = "openai_chat.py"
 
 
@@ -52,16 +52,6 @@ async def read_json(request: web.Request) -> Any:
         raise ApiError(400, "the request body is nested too deeply", code="invalid_json") from err
     except ValueError as err:  # an integer of more digits than Python converts
         raise ApiError(400, "the request body holds a number that is too long", code="invalid_json") from err
-
-
-def require_ready(backend: Backend, retry_after_s: int) -> None:
-    """Raises ApiError 503 while the model loads (with Retry-After) and after loading failed (clients should not retry)."""
-    status = backend.status
-    if status.state == "loading":
-        message = f"the model is loading ({status.progress.stage}); GET /health shows the progress"
-        raise ApiError(503, message, code="model_loading", headers={"Retry-After": str(retry_after_s)})
-    if status.state == "failed":
-        raise ApiError(503, f"the model could not be loaded: {status.error}", code="model_failed", headers={"X-Should-Retry": "false"})
 
 
 def _model_object(card: ModelCard) -> dict[str, Any]:
@@ -131,7 +121,6 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 def add_routes(app: web.Application, settings: Settings) -> None:
     """Adds the OpenAI endpoints to `app`."""
-    app[SETTINGS] = settings
     app[SLOTS] = Slots(settings.max_concurrent, settings.retry_after_s)
     app.router.add_get("/v1/models", list_models)
     app.router.add_get("/v1/models/{id:.+}", get_model)

@@ -43,6 +43,9 @@ class SlowBackend(FakeBackend):
         await self.go_on.wait()
         self.status = self.outcome or self.ready
 
+    async def keep(self) -> None:
+        await asyncio.Event().wait()
+
     async def close(self) -> None:
         self.closed = True
 
