@@ -99,7 +99,7 @@ class Table:
             self.programs += 1
         elif not isinstance(entry, FutureEntry):
             if self.handles >= self._budget.handles:
-                raise over("handles", self.handles, self._budget.handles, "drop working sets and close pipelines that are done")
+                raise over("handles", self.handles, self._budget.handles, "drop working sets, close pipelines, and use channels again")
             self.handles += 1
         self._by_id[key] = entry
 

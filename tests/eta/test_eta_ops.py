@@ -273,6 +273,9 @@ def test_outputs_are_all_rows_of_the_pass() -> None:
     ):
         with pytest.raises(TraceError, match=message):
             trace_epilogue(fn, Model(5, 4), rows=rows)
+    assert trace_epilogue(intrinsics.outputs, Model(49152, 4), rows=85).program.rows == 85
+    with pytest.raises(TraceError, match=r"86 read-outs of 49152 numbers .* the 4194304 elements .*; 85 fit: .read\(\) fewer positions"):
+        trace_epilogue(intrinsics.outputs, Model(49152, 4), rows=86)
 
 
 def test_len_is_the_first_extent() -> None:
