@@ -196,8 +196,8 @@ class Trace:
             raise TraceError(f"intrinsics.outputs({name!r}): this pass reads nothing out; .read(positions) asks for rows")
         if self.rows * width > MAX_ELEMENTS:
             raise TraceError(
-                f"intrinsics.outputs({name!r}): {self.rows} read-outs of {width} numbers each are more than the {MAX_ELEMENTS} elements that "
-                f"a value has at most; {MAX_ELEMENTS // width} fit: .read() fewer positions and split the pass, or use "
+                f"intrinsics.outputs({name!r}): {self.rows} read-outs of {width} numbers each are more than the {MAX_ELEMENTS} elements "
+                f"that a value has at most; {MAX_ELEMENTS // width} fit: .read() fewer positions and split the pass, or use "
                 f"intrinsics.output(i, {name!r})"
             )
         return self.add("outputs", (), {"name": name}, ("f32", (self.rows, width)))
