@@ -28,7 +28,7 @@ from pie_core.engine.reuse import prewarm
 from pie_core.engine.runner import Runner, StepHandle
 from pie_core.engine.saved_sets import MemoryStore, SavedSets, SetStore
 from pie_core.engine.scheduler import Scheduler, Waiter
-from pie_core.engine.settle import publish_pages, settle_passes
+from pie_core.engine.settle import publish_pages, says_fault, settle_passes
 from pie_core.engine.step import Step
 from pie_core.engine.streams import Streams
 from pie_core.eta.program import Program
@@ -269,7 +269,7 @@ class Engine:
             while flights or not self._stopping:
                 if flights and flights[0].results.done():
                     self._settle(flights.popleft())
-                    if flights and self._dirty and not self._stopping and self._deep():
+                    if flights and self._dirty and not self._stopping and self._deep() and not self._failed(flights[0]):
                         self._fill()  # before more is settled: the device goes on meanwhile
                     continue
                 if not self._stopping and self._dirty and self._fill():
@@ -288,6 +288,11 @@ class Engine:
                     work.abandon(lost)  # those that their pipeline has let go of already
             flights.clear()
         self._over.set_result(None)
+
+    def _failed(self, flight: _Flight) -> bool:
+        """Whether a step was read that failed, in whole or in part: what goes on behind its passes would run in vain."""
+        results = flight.results
+        return results.done() and (results.exception() is not None or says_fault(flight.step, memoryview(results.result())))
 
     def _rung(self) -> None:
         self._timer = None

@@ -37,6 +37,12 @@ def settle_passes(passes: list[Pass], results: memoryview, metrics: Metrics) -> 
         pipe.retire()
 
 
+def says_fault(step: Step, results: memoryview) -> bool:
+    """Whether the device has failed a pass of a step that was read and not settled."""
+    words = results.cast("B").cast("I")
+    return any(work.status_word >= 0 and words[work.status_word] for work in step.passes)
+
+
 def publish_pages(step: Step, results: memoryview) -> None:
     """What the step wrote is on the device: others may share it, unless its pass is gone or not to be trusted. Before settling,
     which runs what waits for the passes."""
