@@ -176,6 +176,8 @@ def test_budgets(budget: Budget, calls: list[tuple[str, dict[str, Any]]]) -> Non
     assert all(answer == "" for answer in fine)
     assert last["type"] == "BudgetExceeded"
     assert last["cap"] < last["used"] or last["cap"] == last["used"]
+    if calls[0][0] == "ws.new":
+        assert last["message"].endswith("drop working sets, close pipelines, and use channels again")
     if calls[0][0] == "log":  # print() comes as log too
         assert last["message"].startswith("characters printed and logged: 14 in use, the cap is 10; print()")
 

@@ -16,9 +16,10 @@ import openai
 import pytest
 from conftest import ROOT, LiveServer
 
+from pie_core.device import cpu, webgpu
 from pie_core.device.protocol import PAGE_TOKENS
 from pie_core.engine.geometry import MAX_MASK_BITS
-from pie_core.engine.model_runner import MASK_WORDS
+from pie_core.engine.model_runner import MASK_WORDS, MAX_READS
 from pie_core.engine.saved_sets import MEMORY_CAP
 from pie_core.engine.set_files import DISK_CAP
 from pie_core.eta import json_text, program
@@ -122,6 +123,9 @@ DOCUMENTED = [  # beginning of a row, the limit as it is written there
     ("masks and trees of one step", f"{MASK_WORDS:,} words: 2 a token, and 1 for 32 hidden or buffered tokens"),
     ("a path given to", f"{ops.MAX_PATH:,} tokens"),
     ("name of a saved", f"1 to {ops.MAX_NAME} letters, digits, `_`, `-`, `.`; no `.` first"),
+    ("read-outs of one pass", f"{MAX_READS}"),
+    ("tokens from the earliest read-out", f"{cpu.TOKEN_BUCKETS[-1]} on cpu, {webgpu.TOKEN_BUCKETS[-1]} on webgpu"),
+    ("elements of one value", f"{program.MAX_ELEMENTS:,}"),
     ("operations", f"{program.MAX_OPS:,}"),
     ("outputs of", f"{program.MAX_OUTS}"),
     ("channels of", f"{program.MAX_CHANS}"),
