@@ -31,6 +31,7 @@ from pie_core.engine.scheduler import Scheduler, Waiter
 from pie_core.engine.settle import publish_pages, says_fault, settle_passes
 from pie_core.engine.step import Step
 from pie_core.engine.streams import Streams
+from pie_core.engine.working_set import PASS
 from pie_core.eta.program import Program
 
 _logger = logging.getLogger(__name__)
@@ -271,6 +272,9 @@ class Engine:
                     self._settle(flights.popleft())
                     if flights and self._dirty and not self._stopping and self._deep() and not self._failed(flights[0]):
                         self._fill()  # before more is settled: the device goes on meanwhile
+                    elif self._linger.expected and not flights and not self.predictor.enabled:
+                        self._look_soon()  # who was answered goes on first, beside what is still to do here
+                        return
                     continue
                 if not self._stopping and self._dirty and self._fill():
                     continue
@@ -314,8 +318,12 @@ class Engine:
                 return False
         self._dirty = False
         granted: set[Waiter] = set()
+        scheduler = self.scheduler
         while True:
-            step = self.scheduler.fill(self._number)
+            if guesses and not scheduler.instances and not scheduler.waiting:
+                step = Step(self._number, self.limits)  # nothing is queued
+            else:
+                step = scheduler.fill(self._number)
             if guesses and not self.scheduler.waiting:
                 self.predictor.fill(step, guesses)
                 guesses = []
@@ -333,7 +341,8 @@ class Engine:
     def _guesses(self) -> list[Guess]:
         """The passes that all pipelines are expected to submit that would be waited for; else none. Only on an idle device (a busy one
         gains nothing), never when pages are short, and not beside a prefill, which takes all the room and can wait a moment."""
-        if not self.predictor.candidates or self._flights or self.scheduler.waiting or self.scheduler.prefill_waits():
+        scheduler = self.scheduler
+        if not self.predictor.candidates or self._flights or scheduler.waiting or (scheduler.instances and scheduler.prefill_waits()):
             return []
         return self.predictor.guesses(self._linger.expected, self._number, self.now())
 
@@ -368,14 +377,18 @@ class Engine:
         metrics.reused_tokens += step.reused_tokens
         metrics.read_backs += 1
         metrics.read_back_bytes += 4 * max(1, step.batch.results_words)
-        metrics.host_waits += sum(1 for work in step.passes if work.pipe.landed and len(work.pipe.flying) == 1)
+        for work in step.passes:
+            pipe = work.pipe
+            if pipe.landed and len(pipe.flying) == 1:
+                metrics.host_waits += 1
         try:
             handle = self.runner.submit(step.batch)
         except Exception as error:  # whatever a runner raises fails this step, not the loop
             self._fail(step, error)
             return
         for work in step.passes:
-            work.release_cells()
+            if work.uses:
+                work.release_cells()
         results = asyncio.ensure_future(handle.results())
         results.add_done_callback(self._landed)
         free = self.pool.free
@@ -425,11 +438,13 @@ class Engine:
         self._step_s = busy
         device, epilogue = flight.handle.times() or (None, None)
         decode, prefill = flight.rows
+        touched = step.touched
+        instances = len({work.instance for work in touched}) if len(touched) > 1 else len(touched)
         metrics.timeline.append(
             StepRecord(
-                step.number, flight.submitted, now, busy, device, epilogue, step.batch.n_tokens, decode, prefill, step.reused_tokens,
-                len(step.passes), len(step.guesses), len({work.instance for work in step.touched}), len(step.batch.epilogues),
-                flight.waited, *flight.pages, len(self.scheduler.waiting), failed,
+                step.number, flight.submitted, now, busy, device, epilogue, flight.tokens, decode, prefill, step.reused_tokens,
+                len(step.passes), len(step.guesses), instances, len(step.batch.epilogues), flight.waited, *flight.pages,
+                len(self.scheduler.waiting), failed,
             )
         )  # fmt: skip
         return busy
@@ -458,7 +473,7 @@ class Engine:
             if work.instance.closed or work.ended:
                 continue
             for part in work.parts:
-                part.ws.fail(cause, None)
+                part.ws.fail(cause, PASS, work.seq)
             if work.final:
                 work.pipe.flying.remove(work)
                 work.pipe.retire()

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 
 from pie_core.device.protocol import PAGE_TOKENS
 from pie_core.engine.linger import LONGEST
-from pie_core.engine.working_set import pages_for
 
 if TYPE_CHECKING:
     from pie_core.engine.errors import EngineError
@@ -97,8 +96,8 @@ class Guess:
         self.pages = list(self.ws.pages)
         self.page: int | None = None  # lent for the token, when the last page is full
         self.lane_uses = uses
-        self.heads = [use.channel.head for use in uses]
-        self.tails = [use.channel.tail for use in uses]
+        self.heads = [use.channel.head for use in uses] if uses else []
+        self.tails = [use.channel.tail for use in uses] if uses else []
         self.live = True  # neither adopted nor dropped
         self.step: Step | None = None
         self.results: memoryview | None = None
@@ -182,9 +181,14 @@ class Predictor:
         if not expected <= candidates.keys():
             return []
         self.candidates = {}
-        made = [g for p in candidates if now - p.answered_at <= LONGEST and (g := self._guess(p, number)) is not None]
-        covered = {guess.pipe for guess in made}
-        return made if expected <= covered else []
+        made: list[Guess] = []
+        for pipe in candidates:
+            guess = self._guess(pipe, number) if now - pipe.answered_at <= LONGEST else None
+            if guess is not None:
+                made.append(guess)
+            elif pipe in expected:
+                return []
+        return made
 
     def fill(self, step: Step, guesses: list[Guess]) -> None:
         """Add guesses to a step that has everything else in it already; one of a silent pipeline does not hold up others."""
@@ -224,7 +228,7 @@ class Predictor:
         """The step failed, and with it every set that it wrote to."""
         for guess in step.guesses:
             if guess.live:
-                guess.ws.fail(cause, None)
+                guess.ws.fail(cause, "the device failed a step that writes to this working set")
                 self.drop(guess)
 
     # --- inside
@@ -240,13 +244,14 @@ class Predictor:
         if last is None or last.info is None or pipe.habit.guess is not None or pipe.queue or pipe.flying or pipe.stop_channel is not None:
             return None
         token, ws = last.token, last.parts[0].ws
+        length = ws.length
         if token is None or not 0 <= token < limits.vocab:
             return None
-        if ws.leaving or not ws.steady() or ws.pipe is not pipe or ws.length >= limits.context:
+        if ws.leaving or ws.paused or ws.pipe is not pipe or length >= limits.context or not ws.steady():
             return None
-        if len(ws.pages) != pages_for(ws.length) or not self._page(ws, last.instance):
+        if len(ws.pages) != -(-length // PAGE_TOKENS) or not self._page(ws, last.instance):
             return None
-        if ws.paused or (ws.buffered and last.geometry.mode == "folding"):
+        if length != ws.frozen and last.geometry.mode == "folding":
             return None
         uses: list[ChannelUse] = []
         for use in last.lane_uses:

@@ -143,15 +143,15 @@ class Step:
 
     def guess(self, guess: Guess) -> None:
         """Put one token and an epilogue in that change nothing of their working set and channels."""
-        batch, pos, geometry = self.batch, guess.length, guess.geometry
-        row, read_row, table = batch.n_tokens, len(batch.reads), len(batch.tables)
-        batch.tables.extend(guess.pages)
+        batch, pos, geometry, tables = self.batch, guess.length, guess.last.geometry, self.batch.tables
+        row, read_row, table = len(batch.rows) // ROW_WORDS, len(batch.reads), len(tables)
+        tables += guess.pages
         if guess.page is not None:
-            batch.tables.append(guess.page)
+            tables.append(guess.page)
         batch.n_seqs += 1
-        slot = batch.tables[table + pos // PAGE_TOKENS] * PAGE_TOKENS + pos % PAGE_TOKENS
+        slot = tables[table + pos // PAGE_TOKENS] * PAGE_TOKENS + pos % PAGE_TOKENS
         batch.rows += (guess.token, NONE, pos, slot, table, geometry.window, geometry.sinks, 0)
-        batch.reads.extend([row] * guess.reads)
+        batch.reads += [row] * guess.reads
         self._lane(guess, guess.info, read_row)
         self.guesses.append(guess)
 
@@ -222,8 +222,9 @@ class Step:
     def _lane_growth(self, info: ProgramInfo) -> int:
         """Lane-table words that one more lane of `info` costs, alignment of its group included."""
         entry = self._groups.get(id(info))
-        before = entry[1] if entry is not None else 0
-        return aligned_lane_words(before + info.layout.words) - aligned_lane_words(before)
+        if entry is None:
+            return aligned_lane_words(info.layout.words)
+        return aligned_lane_words(entry[1] + info.layout.words) - aligned_lane_words(entry[1])
 
     def _finish(self, work: Pass, read_row: int) -> Sequence[int] | None:
         """Claim the cells of a pass whose last tokens are in, and build its lane."""
@@ -247,8 +248,8 @@ class Step:
         words = self.batch.results_words
         work.status_word = words
         words += 1
-        triples = []
-        for use, effect in zip(work.lane_uses, info.effects, strict=True):
+        triples: list[tuple[int, int, int]] = []
+        for use, effect in zip(work.lane_uses, info.effects, strict=True) if work.lane_uses else ():
             channel = use.channel
             get = channel.offset(use.take_cell) if effect.uses_cell else NONE
             put = copy = NONE
