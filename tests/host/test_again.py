@@ -10,7 +10,8 @@ import pytest
 from pie_core.host.again import MOST, Again
 from pie_core.host.budget import Budget
 from pie_core.host.port import GuestPort
-from tests.engine.fake_runner import VOCAB
+from tests.engine.fake_runner import VOCAB, limits
+from tests.host.support import SERVICES
 from tests.host.test_port import SUBMIT, call, port
 
 
@@ -132,3 +133,18 @@ def test_it_does_not_grow() -> None:
     assert len(again._known) <= MOST
     again.forget()
     assert again.find(text(1, 100, params=[3 * MOST - 1])) is None
+
+
+def test_held_posts_wake_nobody_until_they_are_flushed() -> None:
+    wakes: list[int] = []
+    to = GuestPort(SERVICES, limits(), Budget(), lambda: wakes.append(1))
+    to.held = True
+    to.flush()
+    assert not wakes and not to.held, "there was nothing to tell of"
+    to.held = True
+    assert call(to, "ws.new", ws=1) == call(to, "ws.new", ws=2) == "" and not wakes
+    to.flush()
+    to.flush()
+    assert wakes == [1] and not to.held
+    assert [fields["ws"] for _, fields in posted(to)] == [1, 2]
+    assert call(to, "ws.new", ws=3) == "" and wakes == [1, 1]

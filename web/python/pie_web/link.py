@@ -24,6 +24,7 @@ class PageGuest:
     def __init__(self, port: Any, ops: GuestPort, on_fault: Callable[[str, str], None]) -> None:
         self._port = port
         self._on_fault = on_fault
+        self._ops = ops
         self._call = ops.call
         self._answer: asyncio.Future[str] | None = None
         self._fault: InferletFailed | None = None
@@ -61,7 +62,9 @@ class PageGuest:
 
     def _stepped(self, name: str, payload: str, answer: str) -> None:
         """A step of one op, which is most of them: one call instead of two."""
+        self._ops.held = True  # the answer has them taken
         self._received("op", name, payload)
+        self._ops.held = False
         self._received("answer", "", answer)
 
     def _received(self, kind: str, name: str, body: str) -> None:
