@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable
 from typing import Any, Final
 
-import pyodide_js
+import pyodide_js  # type: ignore[import-not-found]  # of Pyodide alone, without stubs
 from pyodide.ffi import JsException
 
 from pie_core.device.cpu_module import fault_text
