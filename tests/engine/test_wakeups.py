@@ -12,6 +12,7 @@ import pytest
 from pie_core.engine.errors import OutOfPages
 from pie_core.engine.forward import BUFFERED, Geometry
 from pie_core.engine.instance import Instance
+from pie_core.engine.pausing import PATIENCE
 from pie_core.engine.step import Step
 from pie_core.engine.working_set import WorkingSet
 from tests.engine.fake_runner import FakeRunner, limits, reference
@@ -76,6 +77,24 @@ def test_a_set_with_a_guess_is_paused_once_it_is_cold() -> None:
     clock = VirtualLoop()  # guesses are made in time or not at all
     clock.run_until_complete(scene())
     clock.close()
+
+
+async def test_a_set_is_cold_when_the_timer_rings_whatever_rounding_does() -> None:
+    """The timer is set for the moment `used_at` + PATIENCE; the difference of the two may come out as less than PATIENCE."""
+    used_at = next(x for x in (1000 + k / 7 for k in range(1000)) if (x + PATIENCE) - x < PATIENCE)
+    async with watched(FakeRunner(limits(pages=4))) as engine:
+        idle, inst = engine.open_instance("idle"), engine.open_instance("inst")
+        ws = await fill(idle, [1] * 40)
+        ws.used_at = engine.now() + 60
+        out = ask(inst, [2] * 33)
+        await settle(100)
+        assert len(engine.scheduler.waiting) == 1
+        ws.used_at = used_at
+        assert engine.pressure.relieve(used_at + PATIENCE, set(), halted=True) == (True, 0.0)
+        engine.poke()
+        assert await asyncio.wait_for(out, SOON) == reference([2] * 33)
+        idle.close()
+        inst.close()
 
 
 @pytest.mark.parametrize(("drafts", "tokens"), [(21, 16), (13, 12)])
