@@ -74,16 +74,16 @@ class Instance(PageOwner):
         return ws
 
     def fork(self, ws: WorkingSet, pipe: Pipeline | None = None, *, buffer: bool = False) -> WorkingSet:
-        """A working set that shares the frozen prefix of `ws` (and its buffer when asked), after what `pipe` has accepted;
-        without a pipe, after the passes on `ws` that were accepted so far. No tokens are copied. Raises InvalidState."""
+        """A working set that shares the frozen prefix of `ws` (and its buffer when asked), after the passes on `ws` that were accepted
+        so far, and after what `pipe` has accepted. No tokens are copied. Raises InvalidState."""
         self.touch(ws)
         self._room()
         if pipe is not None:
             self.engine.predictor.drop(pipe.habit.guess)
         child = self.new_set(born=False, reuse=ws.reuse)
         self.working_sets[child] = None
-        entry = ForkEntry(ws, child, buffer, self.engine.accept()) if pipe is not None else None
-        if pipe is not None and entry is not None:
+        if pipe is not None and not ws.shared and ws.pipe in (None, pipe):  # else its order is not that of the passes
+            entry = ForkEntry(pipe, ws, child, buffer)
             if not pipe.queue and entry.ready():
                 entry.run()
             else:

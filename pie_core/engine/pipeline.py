@@ -19,16 +19,18 @@ if TYPE_CHECKING:
 
 
 class ForkEntry:
-    """A fork that runs when its pipeline reaches it."""
+    """A fork that runs when its pipeline reaches it, which alone has used its parent so far."""
 
-    __slots__ = ("buffer", "child", "parent", "seq", "ticket")
+    __slots__ = ("buffer", "child", "parent", "pipe", "seq", "ticket")
 
-    def __init__(self, parent: WorkingSet, child: WorkingSet, buffer: bool, seq: int) -> None:
-        self.seq = seq
+    def __init__(self, pipe: Pipeline, parent: WorkingSet, child: WorkingSet, buffer: bool) -> None:
+        self.pipe = pipe
+        self.seq = pipe.instance.engine.accept()
         self.parent = parent
         self.child = child
         self.buffer = buffer
         self.ticket = parent.order.enter()
+        parent.forks.append(self)
 
     def ready(self) -> bool:
         """Whether the parent holds what was accepted before the fork, and keeps it: a pass scheduled ahead of a stop may not."""
@@ -39,6 +41,7 @@ class ForkEntry:
 
     def run(self) -> None:
         """Share the pages, or pass on why the parent has none."""
+        self.parent.forks.remove(self)
         if not self.child.dropped:
             if self.parent.failure(self.seq) is not None:
                 self.child.fail_as(self.parent)

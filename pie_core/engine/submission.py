@@ -64,7 +64,7 @@ def accept(instance: Instance, pipe: Pipeline, spec: PassSpec, sink: PassSink) -
         if part.ws.pipe is not pipe:
             part.ws.shared = part.ws.shared or part.ws.pipe is not None
             part.ws.pipe = pipe
-        if part.ws.order.early and not goes_ahead(work, part):
+        if (part.ws.order.early and not goes_ahead(work, part)) or any(fork.pipe is not pipe for fork in part.ws.forks):
             part.ws.order.barrier()
         part.ticket = part.ws.order.enter()
     if embed is not None:

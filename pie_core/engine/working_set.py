@@ -18,7 +18,7 @@ from pie_core.engine.slack import Deferred
 
 if TYPE_CHECKING:
     from pie_core.engine.forward import Pass
-    from pie_core.engine.pipeline import Pipeline
+    from pie_core.engine.pipeline import ForkEntry, Pipeline
     from pie_core.engine.predict import Guess
     from pie_core.engine.set_requests import LateCommit
 
@@ -46,6 +46,7 @@ class WorkingSet(SetEdits):
         "error",
         "fail_since",
         "failed",
+        "forks",
         "guess",
         "inherited",
         "last_commit",
@@ -87,6 +88,7 @@ class WorkingSet(SetEdits):
         self.sound: tuple[int, int] | None = None  # (length, frozen) that can still be gone back to
         self.writers: list[Pass] = []  # passes scheduled on it, the last ones maybe in flight
         self.inherited: list[Pass] = []  # of the sets it was forked from, in flight at the fork: their failure is its own
+        self.forks: list[ForkEntry] = []  # of it, in the queue of a pipeline
         self.writing = False  # a pass of several steps is under way
         self.last_step = -1
         self.last_commit: LateCommit | None = None  # the last one whose value is on its way

@@ -121,6 +121,43 @@ async def test_an_impossible_edit_fails_the_next_use(op: str, n: int, words: str
         inst.close()
 
 
+@pytest.mark.parametrize("ordered", ["without a pipeline", "in its pipeline", "in another one", "in one with work"])
+@pytest.mark.parametrize("stem", [3, 70], ids=["short", "several steps"])
+async def test_a_fork_holds_what_was_submitted_before_it_whoever_runs_it(ordered: str, stem: int) -> None:
+    async with running(FakeRunner()) as engine:
+        inst = engine.open_instance("fork")
+        ws, pipe, other = inst.working_set(), inst.pipeline(), inst.pipeline()
+        tokens = list(range(stem))
+        inst.submit(pipe, greedy(tokens, ws))
+        inst.submit(pipe, greedy([80], ws))
+        if ordered == "in one with work":
+            inst.submit(other, greedy([1, 2], inst.working_set()))
+        where = {"without a pipeline": None, "in its pipeline": pipe}.get(ordered, other)
+        child = inst.fork(ws, where)
+        later = inst.submit(pipe, greedy([81], ws))[0]
+        assert await inst.submit(other, greedy([82], child))[0] == reference([*tokens, 80, 82])
+        assert await later == reference([*tokens, 80, 81])
+        inst.close()
+
+
+async def test_a_fork_does_not_hold_what_another_pipeline_submits_behind_it() -> None:
+    runner = FakeRunner(limits(max_tokens=8))
+    runner.hold = True
+    async with running(runner) as engine:
+        inst = engine.open_instance("fork")
+        ws, pipe, other = inst.working_set(), inst.pipeline(), inst.pipeline()
+        inst.submit(pipe, greedy([1, 2], ws))
+        inst.submit(pipe, greedy([3] * 40, inst.working_set()))  # keeps the fork waiting
+        child = inst.fork(ws, pipe)
+        later = inst.submit(other, greedy([81], ws))[0]
+        await settle()
+        runner.hold = False
+        runner.release()
+        assert await inst.submit(other, greedy([82], child))[0] == reference([1, 2, 82])
+        assert await later == reference([1, 2, 81])
+        inst.close()
+
+
 async def test_truncate_to_fork_points() -> None:
     async with running(FakeRunner()) as engine:
         inst = engine.open_instance("truncate")
