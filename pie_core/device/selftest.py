@@ -137,10 +137,13 @@ class SelfTest:
 
     async def check(self, name: str, buffer: Buffer, offset: int, expected: Sequence[float]) -> None:
         """Compare f32 values at element `offset`; NaN must meet NaN. Raises DeviceError that names the kernel."""
-        data = array("f", await self.device.read(buffer, offset * 4, len(expected) * 4))
+        self.compare(name, await self.device.read(buffer, offset * 4, len(expected) * 4), expected)
+
+    def compare(self, name: str, found: bytes, expected: Sequence[float]) -> None:
+        """The comparison of `check`."""
         finite = [abs(v) for v in expected if v == v]  # noqa: PLR0124 (NaN is the value that differs from itself)
         slack = TOLERANCE * max(finite, default=0.0)
-        for index, (got, want) in enumerate(zip(data, expected, strict=True)):
+        for index, (got, want) in enumerate(zip(array("f", found), expected, strict=True)):
             if not (abs(got - want) <= slack or (math.isnan(want) and math.isnan(got))):
                 raise DeviceError(
                     f"self-test: kernel {name} is wrong on {self.device.info.kind} device {self.device.info.name!r}: "

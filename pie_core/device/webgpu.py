@@ -7,7 +7,7 @@ loop turns: a step is one submission. (A software adapter blocks a submission un
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +22,7 @@ from pie_core.device.protocol import (
     Launch,
     LimitError,
     StepTimer,
+    TemplateSpec,
     Weight,
     flat,
 )
@@ -197,6 +198,12 @@ class WebGpuDevice:
         """The kernel of `spec`, cached. Raises KernelError."""
         self.check()
         return self.kernels.get(spec)
+
+    def prepare(self, spec: TemplateSpec) -> Awaitable[None]:
+        """Begin to compile a template beside the queue: what is enqueued meanwhile does not wait for it. The call enqueues; awaiting it
+        raises KernelError. `compile` finds the kernel from then on."""
+        self.check()
+        return self.kernels.prepare(spec)
 
     def compile_plan(self, launches: Sequence[Launch]) -> RecordedPlan | EpiloguePlan:
         """A plan over fixed buffers; an epilogue launch is a plan of its own."""

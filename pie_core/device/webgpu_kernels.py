@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -101,7 +101,30 @@ class KernelCache:
         spec = TemplateSpec("grids", (("count", len(grids)),))  # the device's own; not in the catalogue
         return self._build(spec, rendered.source, rendered.bindings, rendered.grid, "dispatch arguments")
 
+    def prepare(self, spec: TemplateSpec) -> Awaitable[None]:
+        """Begin to compile `spec` beside the queue, which a plain `get` would hold up; the call enqueues, awaiting it raises KernelError.
+        `get` finds the pipeline from then on."""
+        rendered = self._rendered(spec)
+        what = f"template {spec.name}"
+        try:
+            module, layout, pipeline_layout = self._module(rendered.source, rendered.bindings, what)
+            compute = {"module": module, "entry_point": "main"}
+            compiling = self._device.create_compute_pipeline_async(label=what, layout=pipeline_layout, compute=compute)
+        except self._gpu.GPUError as error:
+            raise translate(error, f"compile the {what}", kernel=True) from error
+        return self._keep(rendered.source, compiling, layout, what)
+
+    async def _keep(self, source: str, compiling: Awaitable[Any], layout: Any, what: str) -> None:
+        try:
+            self._pipelines.setdefault(source, (await compiling, layout))
+        except self._gpu.GPUError as error:
+            raise translate(error, f"compile the {what}", kernel=True) from error
+
     def _template(self, spec: TemplateSpec) -> WebGpuKernel:
+        rendered = self._rendered(spec)
+        return self._build(spec, rendered.source, rendered.bindings, rendered.grid, f"template {spec.name}")
+
+    def _rendered(self, spec: TemplateSpec) -> kernels_wgsl.WgslKernel:
         template(spec.name, **dict(spec.params))  # an unknown name or parameter set is refused by the catalogue
         try:
             rendered = kernels_wgsl.render(spec.name, dict(spec.params), self._adapter_class)
@@ -109,7 +132,7 @@ class KernelCache:
             raise KernelError(str(error)) from error
         if rendered.bindings != TEMPLATES[spec.name].bindings:
             raise KernelError(f"template {spec.name} binds {rendered.bindings}, the catalogue says {TEMPLATES[spec.name].bindings}")
-        return self._build(spec, rendered.source, rendered.bindings, rendered.grid, f"template {spec.name}")
+        return rendered
 
     def _map(self, spec: MapSpec) -> WebGpuKernel:
         try:
@@ -153,12 +176,16 @@ class KernelCache:
     def _pipeline(self, source: str, bindings: Sequence[tuple[str, str]], what: str) -> tuple[Any, Any]:
         """(pipeline, bind group layout) of WGSL text that this repository generated."""
         try:
-            layout, pipeline_layout = self._layout(bindings)
-            module = self._device.create_shader_module(label=what, code=source)
+            module, layout, pipeline_layout = self._module(source, bindings, what)
             compute = {"module": module, "entry_point": "main"}
             return self._device.create_compute_pipeline(label=what, layout=pipeline_layout, compute=compute), layout
         except self._gpu.GPUError as error:
             raise translate(error, f"compile the {what}", kernel=True) from error
+
+    def _module(self, source: str, bindings: Sequence[tuple[str, str]], what: str) -> tuple[Any, Any, Any]:
+        """(shader module, bind group layout, pipeline layout)."""
+        layout, pipeline_layout = self._layout(bindings)
+        return self._device.create_shader_module(label=what, code=source), layout, pipeline_layout
 
     def _layout(self, bindings: Sequence[tuple[str, str]]) -> tuple[Any, Any]:
         key = tuple((access, name == "lanes") for name, access in bindings)

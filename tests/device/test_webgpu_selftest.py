@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pie_core.device import templates
-from pie_core.device.protocol import Device, DeviceError, KernelSpec, TemplateSpec
+from pie_core.device.protocol import Device, DeviceError, KernelError, KernelSpec, TemplateSpec
 from pie_core.device.selftest import SelfTest, self_test
 from tests.support.lavapipe import as_gpu, lavapipe
 
@@ -86,3 +87,17 @@ async def test_says_when_a_step_is_too_small() -> None:
     small.token_buckets = (1, 2)
     with pytest.raises(DeviceError, match="3 tokens a step; the device takes 2"):
         await self_test(small)
+
+
+async def test_kernels_that_are_prepared_are_found_and_broken_ones_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    device: Any = lavapipe()
+    spec = templates.template("rms_norm", width=44, eps=1e-5, rows="tokens", bucket=4)  # of no other test
+    await device.prepare(spec)
+    with monkeypatch.context() as patch:
+        patch.setattr(device.kernels, "_pipeline", None)  # compiling now would fail
+        assert device.compile(spec).pipeline is device.compile(spec).pipeline is not None
+    broken = templates.template("rms_norm", width=52, eps=1e-5, rows="tokens", bucket=4)
+    rendered = device.kernels._rendered(broken)
+    monkeypatch.setattr(device.kernels, "_rendered", lambda _: replace(rendered, source=rendered.source.replace("fn main", "fn mine")))
+    with pytest.raises(KernelError, match="could not compile the template rms_norm"):
+        await device.prepare(broken)

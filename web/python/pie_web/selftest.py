@@ -3,68 +3,74 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pie_core.device.protocol import Buffer, Device, DeviceError, DeviceInfo
+from pie_core.device.protocol import Buffer, Device, DeviceError, TemplateSpec
 from pie_core.device.selftest import FORMATS, POSITIONS, SelfTest
 
 
+class _Launch(NamedTuple):
+    """A kernel to run."""
+
+    spec: TemplateSpec
+    bindings: Mapping[str, Buffer]
+
+
 class _Question(NamedTuple):
-    """A check whose read-back is on its way."""
+    """A check to make."""
 
     name: str
     buffer: Buffer
     offset: int
     expected: Sequence[float]
-    answer: asyncio.Future[bytes]
-
-
-class _Answers:
-    """Stands in for the device when what was read is compared."""
-
-    def __init__(self, info: DeviceInfo) -> None:
-        self.info = info
-        self.next: asyncio.Future[bytes] | None = None
-
-    def read(self, buffer: Buffer, offset: int, size: int) -> Any:
-        """What the question of the moment was answered."""
-        return self.next
 
 
 class AskedTest(SelfTest):
-    """`await ask()` enqueues every kernel and read-back, `await verdict()` compares, `close()` frees what the test holds."""
+    """`await ask()` uploads what the test needs and has its kernels compiled, where the device can beside its queue, so that weights need
+    not wait for them; `await verdict()` runs and compares; `close()` frees what the test holds."""
 
     def __init__(self, device: Device) -> None:
         if device.token_buckets[-1] < len(POSITIONS):
             raise DeviceError(f"the self-test runs {len(POSITIONS)} tokens a step; the device takes {device.token_buckets[-1]}")
         super().__init__(device)
-        self._questions: list[_Question] = []
+        self._steps: list[_Launch | _Question] = []
+        self._compiling: dict[TemplateSpec, asyncio.Future[None]] = {}
+        self._answers: list[tuple[_Question, asyncio.Future[bytes]]] = []
+
+    def run(self, spec: TemplateSpec, bindings: Mapping[str, Buffer]) -> None:
+        """Begin to compile, and keep the launch."""
+        prepare: Callable[[TemplateSpec], Awaitable[None]] | None = getattr(self.device, "prepare", None)
+        if prepare is not None and spec not in self._compiling:
+            self._compiling[spec] = asyncio.ensure_future(prepare(spec))
+        self._steps.append(_Launch(spec, bindings))
 
     async def check(self, name: str, buffer: Buffer, offset: int, expected: Sequence[float]) -> None:
-        """Ask, and keep the question."""
-        answer = asyncio.ensure_future(self.device.read(buffer, offset * 4, len(expected) * 4))
-        self._questions.append(_Question(name, buffer, offset, expected, answer))
+        """Keep the question."""
+        self._steps.append(_Question(name, buffer, offset, expected))
 
     async def ask(self, formats: Collection[str] = FORMATS) -> None:
-        """Everything is on its way to the device when this returns; it waits for nothing. `formats`: those of the model's matrices; the
+        """Everything that takes long is under way when this returns; it waits for nothing. `formats`: those of the model's matrices; the
         kernels of others never run, and a software adapter compiles each for half a second."""
         await self.all(formats)
 
     async def verdict(self) -> None:
         """Raises DeviceError that names the first wrong kernel."""
-        device, answers = self.device, _Answers(self.device.info)
-        self.device = answers  # type: ignore[assignment]  # comparing only reads and names the device
-        try:
-            for question in self._questions:
-                answers.next = question.answer
-                await super().check(question.name, question.buffer, question.offset, question.expected)
-        finally:
-            self.device = device
+        for compiled in self._compiling.values():
+            await compiled
+        for step in self._steps:
+            if isinstance(step, _Launch):
+                super().run(*step)
+            else:
+                read: Any = self.device.read(step.buffer, step.offset * 4, len(step.expected) * 4)
+                self._answers.append((step, asyncio.ensure_future(read)))
+        for question, answer in self._answers:
+            self.compare(question.name, await answer, question.expected)
 
     def close(self) -> None:
         """Free every buffer, and forget what was not looked at."""
-        for question in self._questions:
-            if not question.answer.cancel() and not question.answer.cancelled():
-                question.answer.exception()  # seen: nobody will ask
+        left: list[asyncio.Future[Any]] = [*self._compiling.values(), *(answer for _, answer in self._answers)]
+        for pending in left:
+            if not pending.cancel() and not pending.cancelled():
+                pending.exception()  # seen: nobody will ask
         super().close()

@@ -278,6 +278,21 @@ class GPUDevice:
         self._spawn(self._scope(self.js.popErrorScope(), label))
         return GPUComputePipeline(pipeline)
 
+    def create_compute_pipeline_async(
+        self, *, label: str = "", layout: Any, compute: dict[str, Any]
+    ) -> Coroutine[Any, Any, GPUComputePipeline]:
+        """A kernel that is compiled beside the queue; it begins at the call, and awaiting it raises GPUPipelineError."""
+        stage = {"module": compute["module"], "entryPoint": compute["entry_point"]}
+        promise = guarded(self.js.createComputePipelineAsync, descriptor({"label": label, "layout": layout, "compute": stage}))
+        promise.catch(lambda _: None)  # who awaits it hears of it; until somebody does, browsers would write to the console
+        return self._compiled(promise, label)
+
+    async def _compiled(self, promise: Any, label: str) -> GPUComputePipeline:
+        try:
+            return GPUComputePipeline(await promise)
+        except JsException as error:
+            raise GPUPipelineError(f"the {label} did not compile in this browser: {error.message}") from None
+
     def create_bind_group_layout(self, *, entries: Sequence[dict[str, Any]]) -> Any:
         """The shape of a bind group."""
         rows = [
