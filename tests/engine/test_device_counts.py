@@ -235,28 +235,36 @@ async def test_a_round_that_fails_fails_those_behind_it(fault: str) -> None:
         inst.close()
 
 
-@pytest.mark.parametrize("behind", [0, 1, 3])
+@pytest.mark.parametrize("behind", [0, 1, 4])
 async def test_a_stop_cancels_the_rounds_behind_it_with_their_commits(behind: int) -> None:
     """The set holds what the last round that ran has kept, and can be used by another pipeline."""
     runner = FakeRunner()
-    async with running(runner) as engine:
+    async with running(runner, ahead=6) as engine:
         inst = engine.open_instance("t")
-        it, done = Drafter(inst), inst.channel("bool", (), 8)
+        it, done, feed = Drafter(inst), inst.channel("bool", (), 8), inst.channel("i32", (3,), 1, seed=[20, 21, 22])
         it.pipe.stop_when(done)
         await it.more(PREFIX)
         runner.hold = True
-        it.round([20, 21, 22], 2, put=lambda token: channel.put(done, token * 0 >= 1))
-        last = it.round([30, 31, 32], 1, put=lambda token: channel.put(done, token * 0 >= 0))
-        kept, outs = list(it.tokens), it.outs
-        cancelled = [it.round([40, 41, 42], 3, put=lambda token: channel.put(done, token * 0 >= 1)) for _ in range(behind)]
-        await in_flight(engine, 2)
+
+        def puts(stop: bool) -> Callable[[Tensor], None]:
+            def put(token: Tensor) -> None:
+                channel.put(feed, broadcast(token, (3,)))
+                channel.put(done, token * 0 >= (0 if stop else 1))
+
+            return put
+
+        first = it.round(feed, 2, put=puts(False), ids=[20, 21, 22])
+        last = it.round(feed, 1, put=puts(True), ids=[it.outs[-1][1]] * 3)
+        kept, outs = list(it.tokens), list(it.outs)
+        cancelled = [it.round(feed, 3, put=puts(False), ids=[1, 2, 3]) for _ in range(behind)]
+        await in_flight(engine, 2 + behind)
         runner.hold = False
         runner.release()
-        assert isinstance(await last, int)
+        assert isinstance(await first, int) and isinstance(await last, int)
         for out in cancelled:
             with pytest.raises(PassSkipped):
                 await out
-        it.tokens, it.pipe, it.outs = kept, inst.pipeline(), outs[:3]
+        it.tokens, it.pipe, it.outs = kept, inst.pipeline(), outs
         it.said = inst.channel("i32", (), 2, host="reader")
         await it.check()
         it.round([50, 51], 1)
@@ -316,9 +324,13 @@ async def test_pages_of_others_are_never_written_by_rows_that_move_back() -> Non
         inst = engine.open_instance("t")
         await inst.submit(inst.pipeline(), greedy([*prompt, 1], inst.working_set()))[0]
         it = Drafter(inst)
-        it.more(prompt[:16])
+        await it.more(prompt[:16])
+        runner.hold = True
         it.round(prompt[16:], 3)
         it.round([70, 71], 1)
+        await in_flight(engine, 1)  # the second round waits
+        runner.hold = False
+        runner.release()
         it.more([72])
         await it.check()
         again = Drafter(inst)
@@ -358,6 +370,32 @@ async def test_several_sets_share_the_channel_of_their_counts() -> None:
         for k in range(30):
             its[k % 3 if k % 4 else 0].round([k, k + 1, k + 2], k % 4 % 3)
         for it in its:
+            await it.check()
+        inst.close()
+
+
+async def test_a_cell_that_the_device_still_needs_is_not_written_over() -> None:
+    """A set whose next round comes late, beside one that uses the same ring again and again."""
+    runner = FakeRunner()
+    async with running(runner, ahead=6) as engine:
+        inst = engine.open_instance("t")
+        one = Drafter(inst)
+        two = Drafter(inst, pipe=one.pipe)
+        two.said = one.said
+        feeds = {it: inst.channel("i32", (3,), 1, seed=[20, 21, 22]) for it in (one, two)}
+        drafts = {it: [20, 21, 22] for it in feeds}
+        for it in feeds:
+            await it.more(PREFIX)
+        runner.hold = True
+        for it, keep in [(one, 0), *[(two, 3)] * 4, (one, 2)]:
+            feed, ids = feeds[it], drafts[it]
+            drafts[it] = [reference([*it.tokens, *ids])] * 3
+            it.round(feed, keep, put=lambda token, feed=feed: channel.put(feed, broadcast(token, (3,))), ids=ids)
+        await settle(60)
+        assert engine.status()["in_flight"] >= 2
+        runner.hold = False
+        runner.release()
+        for it in feeds:
             await it.check()
         inst.close()
 
