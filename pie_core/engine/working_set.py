@@ -114,8 +114,11 @@ class WorkingSet(SetEdits):
         if self.state is not None and self.buffered:
             return False  # computing it again folds every token
         self.failure(0)  # learns of what it inherited
-        useless = self.error is not None and (self.order.idle or not self.fail_since)
-        return useless or self.recipe.known >= self.length
+        if self.error is None:
+            return self.recipe.known >= self.length
+        if self.fail_since and not self.order.idle:
+            return False  # something that came before the failure may still use it
+        return self.sound is None or self.recipe.known >= min(self.sound[0], self.length)
 
     def resume(self, again: WorkingSet) -> None:
         """Take the pages of `again`, which holds the same tokens, and maybe more than this set still has."""

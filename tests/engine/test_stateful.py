@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from pie_core.device.protocol import PAGE_TOKENS, DeviceError
 from pie_core.engine import pausing
-from pie_core.engine.errors import EngineError, InstanceClosed
+from pie_core.engine.errors import ContextLengthExceeded, EngineError, InstanceClosed
 from pie_core.engine.forward import BUFFERED, FOLDING
 from pie_core.engine.instance import Instance
 from pie_core.engine.pipeline import Pipeline
@@ -24,8 +24,9 @@ from tests.engine.virtual_time import VirtualLoop
 from tests.engine.watched import Watched
 
 MOST = 120  # tokens of a sequence: what always fits
+TOO_LONG = limits().context + 1
 VERBS = ["submit"] * 4 + ["stem"] * 4 + ["run"] * 4 + ["fork"] * 2 + ["commit", "discard", "truncate", "set"] * 2
-VERBS += ["instance", "drop", "evict", "fault", "close"]
+VERBS += ["instance", "drop", "evict", "fault", "close", "overflow"]
 STEMS = [[(k * p + 3) % 40 for p in range(60)] for k in (0, 3, 7)]  # what prompts begin with
 
 
@@ -36,6 +37,7 @@ class Sequence_:
         self.inst, self.ws, self.tokens, self.frozen = inst, ws, tokens, frozen
         self.points = {frozen, len(tokens)}
         self.dead = False  # dropped, closed, or a pass on it failed
+        self.broken = False  # a pass on it was too long: every use fails, until a truncate
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -54,7 +56,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.open: list[Instance] = []
         self.known: list[Sequence_] = []
         self.pipes: dict[Instance, list[Pipeline]] = {}
-        self.pending: list[tuple[Any, int, Sequence_]] = []
+        self.pending: list[tuple[Any, int | None, Sequence_]] = []  # None: it fails, like a pass that was too long
         self.named: dict[bytes, list[Any]] = {}  # what each name stood for when it was first seen
         self.do(self.engine.start)
 
@@ -71,6 +73,11 @@ class EngineMachine(RuleBasedStateMachine):
 
     def fork_of(self, seq: Sequence_, child: WorkingSet, buffer: bool) -> Sequence_:
         made = Sequence_(seq.inst, child, list(seq.tokens) if buffer else seq.tokens[: seq.frozen], seq.frozen)
+        if seq.broken:  # and for good
+            self.pending.append((self.do(lambda: seq.inst.submit(self.pipes[seq.inst][0], greedy([1], child))[0]), None, made))
+            made.dead = True
+            self.do(lambda: seq.inst.drop(child))
+            return made
         seq.points |= {seq.frozen, len(made.tokens)}
         self.known.append(made)
         return made
@@ -109,6 +116,8 @@ class EngineMachine(RuleBasedStateMachine):
                 at = len(seq.tokens) if seq.tokens == stem[: len(seq.tokens)] else 0
                 if n > max(at, 13) and len(seq.tokens) + n - at <= MOST:
                     self.submit_to(seq, self.pipe(seq, n), stem[at:n], False, reuse=n % 10 > 0)
+            case "overflow" if seq:
+                self.submit_to(seq, self.pipe(seq, n), [1] * TOO_LONG, flag)
             case "fork" if seq and len(live) < 24:
                 self.fork(seq, flag, n % 2 == 0)
             case "commit" | "discard" if seq:
@@ -141,6 +150,10 @@ class EngineMachine(RuleBasedStateMachine):
             return
         self.submits += 1
         out = self.do(lambda: seq.inst.submit(pipe, greedy(tokens, seq.ws, geometry=BUFFERED if buffered else FOLDING, reuse=reuse))[0])
+        seq.broken = seq.broken or len(tokens) == TOO_LONG
+        if seq.broken:
+            self.pending.append((out, None, seq))
+            return
         seq.tokens += tokens
         if not buffered:
             seq.frozen = len(seq.tokens)
@@ -163,6 +176,8 @@ class EngineMachine(RuleBasedStateMachine):
     def edit(self, seq: Sequence_, n: int, verb: str) -> None:
         n = min(n, len(seq.tokens) - seq.frozen)
         self.do(lambda: getattr(seq.inst, verb)(seq.ws, n))
+        if seq.broken:
+            return
         if verb == "commit":
             seq.frozen += n
         else:
@@ -174,6 +189,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         n = points[pick % len(points)]
         self.do(lambda: seq.inst.truncate(seq.ws, n))
+        seq.broken = False
         del seq.tokens[n:]
         seq.frozen = min(seq.frozen, n)
         seq.points = {p for p in seq.points if p <= n}
@@ -192,6 +208,8 @@ class EngineMachine(RuleBasedStateMachine):
                 left.append((out, expected, seq))
             elif out.exception() is None:
                 assert out.result() == expected
+            elif expected is None and isinstance(out.exception(), ContextLengthExceeded):
+                continue
             else:
                 error = out.exception()
                 assert isinstance(error, EngineError)
