@@ -74,7 +74,7 @@ class Scheduler:
         self._overdue: Pass | None = None  # a ready pass whose last tokens need more room than decode left: first in the next step
         self.changed = False  # whether the last fill left anything behind by which another one may find more
         self.let_past: set[Instance] = set()  # newcomers that took what was too little for the oldest, while it still waits
-        self._reserve: tuple[int, int] | None = None  # (age, pages) of the oldest instance that waited in the last fill
+        self._reserve: tuple[int, int, int] | None = None  # (age, pages, slots) of the oldest instance that waited in the last fill
 
     def fill(self, number: int) -> Step:
         """A step with everything that is ready and fits; maybe empty. Passes that can never run are failed on the way."""
@@ -139,14 +139,18 @@ class Scheduler:
             self._rotate(step)
         if not self.waiting:
             self.let_past.clear()
-        if not step.batch.rows and (self._overdue is not None or self._reserve != self._oldest()):
+        if not step.batch.rows and (self._overdue not in (None, first) or self._reserve != self._oldest()):
             self.changed = True
         return step
 
-    def _oldest(self) -> tuple[int, int] | None:
-        """(age, pages) of the oldest instance that waits and the first of its passes that do."""
-        waiting = ((work.instance.age, need) for work, need in self.waiting if not work.ended and not work.started)
-        return min(waiting, key=lambda w: w[0], default=None)
+    def _oldest(self) -> tuple[int, int, int] | None:
+        """(age, pages, slots) of the oldest instance that waits and the first of its passes that do."""
+        waiting = ((work, need) for work, need in self.waiting if not work.ended and not work.started)
+        first = min(waiting, key=lambda w: w[0].instance.age, default=None)
+        return (first[0].instance.age, first[1], self._slots(first[0])) if first is not None else None
+
+    def _slots(self, work: Waiter) -> int:
+        return slots_needed(work) if self._states is not None and isinstance(work, Pass) else 0
 
     def _mostly_there(self, work: Pass) -> bool:
         """Whether shared pages leave so few tokens of a long pass that it counts as a short one."""
@@ -258,8 +262,12 @@ class Scheduler:
         """Whether there are slots for the states of the pass, and its replayed tokens fit. Raises OutOfSlots, InvalidState."""
         if work.started:
             return True
-        promised = self.promise[0] if self.promise is not None else work
-        if not slots_free(work, states, slots_needed(promised) if isinstance(promised, Pass) and promised is not work else 0):
+        kept, promise, reserve = 0, self.promise, self._reserve  # for whom others make room, as with pages
+        if promise is None or promise[0] is not work:
+            kept = self._slots(promise[0]) if promise is not None else 0
+            if reserve is not None and work.instance.age > reserve[0]:
+                kept += reserve[2]
+        if not slots_free(work, states, kept):
             self.waiting.append((work, self._need))
             return False
         first = fold_before(work, self._limits)

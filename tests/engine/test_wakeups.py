@@ -205,6 +205,31 @@ async def test_slots_and_pages_that_are_short_together() -> None:
         assert engine.metrics.failed_passes == 0
 
 
+async def test_slots_are_kept_for_the_oldest_that_waits() -> None:
+    """While somebody else runs (with two steps in flight it has three slots), a newcomer takes none of those that an older pass over four
+    sets collects."""
+    async with watched(RecurrentRunner(recurrent_limits(7))) as engine:
+        busy, four, late, *held = (engine.open_instance(str(k)) for k in range(5))
+        for inst in held:
+            await ask(inst, [1] * 4, geometry=Geometry(window=9))  # cannot be paused
+        ws, pipe = busy.working_set(), busy.pipeline()
+        steps = [busy.submit(pipe, greedy([5], ws))[0] for _ in range(300)]
+        await steps[0]
+        waits = four.submit(four.pipeline(), greedy([[2 + k] for k in range(4)], *(four.working_set() for _ in range(4))))[0]
+        await steps[5]
+        newcomer = ask(late, [4])
+        await steps[20]
+        assert not waits.done() and not newcomer.done()
+        for inst in held:
+            inst.close()
+        assert await asyncio.wait_for(waits, SOON) == reference([2])
+        assert not steps[-1].done(), "it was not for want of anything else to run"
+        four.close()
+        assert await asyncio.wait_for(newcomer, SOON) == reference([4])
+        for inst in (busy, late):
+            inst.close()
+
+
 async def test_the_watch_finds_a_lost_wake_up() -> None:
     """One fill overlooks a pass that the next one finds: the check can fail."""
     engine = Watched(FakeRunner())
