@@ -16,6 +16,7 @@ from pie_core.engine.pipeline import Pipeline
 from pie_core.engine.working_set import WorkingSet
 from pie_core.eta.channel import put, take
 from tests.engine.fake_runner import VOCAB, FakeRunner, limits, reference
+from tests.engine.recurrent_runner import RecurrentRunner
 from tests.engine.support import GREEDY, argmax, greedy, running, settle, spec
 from tests.engine.test_reuse_control import Heard
 
@@ -261,4 +262,24 @@ async def test_a_poisoned_channel_says_so_and_what_to_do() -> None:
             told = await fails(inst.submit(inst.pipeline(), spec([1], [inst.working_set()], draw))[0], PassFailed, "a read-out row")
             assert told.startswith("an earlier value of the u32[2] channel failed: ") and told.endswith("; make a new channel")
             assert told.count("failed:") == 1
+        inst.close()
+
+
+@pytest.mark.parametrize("failing", [long, token])
+@pytest.mark.parametrize("known", [True, False], ids=["ids known", "behind a window"])
+async def test_recurrent_state_goes_back_where_it_can_be_computed_again(failing: Any, known: bool) -> None:
+    """What was folded of the failed pass is no place to go on from, and folding cannot be undone."""
+    async with running(RecurrentRunner()) as engine:
+        inst, pipe, ws = await begun(engine)
+        last = Geometry() if known else Geometry("folding", 4, 0)
+        await inst.submit(pipe, greedy([11, 12], ws, geometry=last))[0]
+        out = await failing(inst, pipe, ws, Geometry())
+        with pytest.raises(EngineError):
+            await out
+        inst.truncate(ws, 8)
+        again = inst.submit(pipe, greedy([13], ws))[0]
+        if known or failing is long:  # which has folded nothing
+            assert await again == reference([*PROMPT, 11, 12, 13])
+        else:
+            assert "an earlier pass on this working set failed" in await fails(again, PassFailed, "vocabulary")
         inst.close()
