@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pie_core.device.protocol import PAGE_TOKENS, Device
+from pie_core.device.protocol import PAGE_TOKENS, Device, DeviceError, DeviceLost
 from pie_core.device.selftest import self_test
-from pie_core.engine.errors import EngineError
+from pie_core.engine.errors import EngineError, EngineLost
 from pie_core.engine.loop import Engine
 from pie_core.engine.model_runner import ModelRunner
 from pie_core.engine.saved_sets import SetStore
@@ -21,6 +21,7 @@ from pie_server.loading import Source, load_runner, open_device
 from pie_server.threads import in_thread
 
 STOP_S = 5.0  # that steps in flight get to end; those of a device that hangs never do
+PROBE_S = 5.0  # that a device has to answer
 OnStage = Callable[[str | None, int, int], None]  # (stage or None at its end, done, total)
 OnLost = Callable[["LiveModel", EngineError], None]
 
@@ -71,7 +72,7 @@ class _Engine(Engine):
 
 
 class LiveModel:
-    """`load`, then `start`, then `engine` serves until `on_lost` is called, once, with the cause; `close` frees all of it.
+    """`load`, then `start`, then `engine` serves until `on_lost` is called with the cause; `close` frees all of it.
 
     Everything belongs to one event loop.
     """
@@ -81,6 +82,7 @@ class LiveModel:
         self._closed = False
         self.device: Device | None = None
         self.engine: Engine | None = None
+        self._runner: ModelRunner | None = None
 
     async def load(self) -> ModelRunner:
         """Open the device, test it, put the weights there. Raises USER_ERRORS."""
@@ -104,6 +106,7 @@ class LiveModel:
 
     def start(self, runner: ModelRunner, sets: SetStore) -> Engine:
         """The engine, running."""
+        self._runner = runner
         self.engine = _Engine(runner, sets, self._lost)
         self.engine.start()
         return self.engine
@@ -111,6 +114,20 @@ class LiveModel:
     def _lost(self, cause: EngineError) -> None:
         if not self._closed:
             self._on_lost(self, cause)
+
+    async def probe(self) -> None:
+        """Ask the device for a sign of life; a loss is told like one that the engine meets. What a step in flight waits for from a device
+        that is gone may never come."""
+        device, runner = self.device, self._runner
+        if device is None or runner is None:
+            return
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await device.read(runner.results, 0, 4)
+        except DeviceLost as error:
+            self._lost(EngineLost(f"the device was lost: {error}"))
+        except (DeviceError, TimeoutError):  # a busy device, or a fault that the steps meet too
+            return
 
     @property
     def pool_tokens(self) -> int:
@@ -134,7 +151,7 @@ class LiveModel:
 
     async def close(self) -> None:
         """End running inferlets, stop the device and free what it held. May be called at any time, and twice."""
-        self._closed = True
+        self._closed, self._runner = True, None
         engine, self.engine = self.engine, None
         try:
             if engine is not None:

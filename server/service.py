@@ -33,6 +33,7 @@ from pie_server.threads import in_thread
 OnProgress = Callable[[Progress], None]
 OnLog = Callable[[str, str], None]  # (level, text)
 
+WATCH_S = 5.0  # between looks at a device without work
 TELL_S = 1.0  # that running inferlets get to tell of a loss themselves; the rest are ended
 
 __all__ = ["USER_ERRORS", "Service"]
@@ -64,7 +65,7 @@ class Service:
         self._sets: FileStore | None = None
         self._live: LiveModel | None = None
         self._services: Services | None = None
-        self._runs: dict[Process, None] = {}
+        self._runs: dict[Process, str | None] = {}  # and why one was ended
         self._idle = asyncio.Event()  # no runs
         self._idle.set()
         self._recovery = Recovery(self._drop, self._rebuild)
@@ -206,7 +207,18 @@ class Service:
 
     async def keep(self) -> None:
         """Rebuild the engine after each loss, until cancelled. To be called once `load` has ended with a status of ready."""
-        await self._recovery.run()
+        watching = asyncio.create_task(self._watch())
+        try:
+            await self._recovery.run()
+        finally:
+            watching.cancel()
+
+    async def _watch(self) -> None:
+        """Nobody hears of a device that is lost while nothing runs on it, so ask it."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if self._live is not None and not self._runs and self.status.state == "ready":
+                await self._live.probe()
 
     def _lost(self, live: LiveModel, cause: EngineError) -> None:
         """Called by the engine at that moment; a loss before it was ready is told by the load or rebuild itself."""
@@ -237,7 +249,9 @@ class Service:
         client that does not read is not waited for."""
         for last in (False, True):
             if last:
+                assert self._recovery.outage is not None  # that is why
                 for process in self._runs:
+                    self._runs[process] = self._recovery.outage.cause
                     process.cancel()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), TELL_S)
@@ -316,8 +330,11 @@ class Service:
                     await on_message(message)
             return await running
         except InferletFailed as err:
-            if err.type == "Cancelled" and engine.lost is not None:
-                raise InferletError(EngineLost.type_name, engine.lost.message) from None
+            cause = self._runs[process]
+            if err.type == "Cancelled" and cause is not None:
+                raise InferletError(EngineLost.type_name, cause) from None
+            if err.type == EngineLost.type_name and engine.lost is None and self._live is not None:
+                await self._live.probe()  # it, or a name that the author chose
             raise InferletError(err.type, self._with_fix(err.type, err.message), err.file, err.line, err.traceback) from err
         finally:
             await _end(running)

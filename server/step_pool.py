@@ -46,7 +46,7 @@ class StepPool:
             except RuntimeError:  # the loop is closed: nobody waits any more
                 continue
             finally:
-                del job, future, outcome, error  # an idle thread keeps nothing alive
+                del job, loop, future, function, args, outcome, error  # an idle thread keeps nothing alive
 
 
 def _settle(future: asyncio.Future[Any], outcome: Any, error: BaseException | None) -> None:

@@ -27,11 +27,13 @@ async def in_thread(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
             outcome.set_result(result)  # type: ignore[arg-type]  # no error, so it is T
 
     def body() -> None:
+        nonlocal work, args, kwargs
         result, error = None, None
         try:
             result = work(*args, **kwargs)
         except BaseException as err:  # carried over to the awaiting task
             error = err
+        del work, args, kwargs  # who is told may count on their being free
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:  # the loop is closed: nobody waits any more
