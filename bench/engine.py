@@ -1,4 +1,5 @@
-"""The engine's own host time a step, over a runner that answers at once: scheduling, packing and settling without any device.
+"""The engine's own host time a step, over a runner that answers at once: scheduling, packing and settling without any device; and the
+same with an inferlet's Process around each loop: ops, checks, events.
 
 The yardstick is the least an asyncio program can do for a step: make a future, have the loop call back, await it.
 """
@@ -6,9 +7,11 @@ The yardstick is the least an asyncio program can do for a step: make a future, 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from bench.report import Report, arguments
 from pie_core.device.protocol import LANE_ALIGN
@@ -19,6 +22,9 @@ from pie_core.engine.runner import RunnerLimits, StepBatch
 from pie_core.engine.step_buffer import pack_step
 from pie_core.eta import Model, intrinsics, reduce_argmax, trace_epilogue
 from pie_core.eta.program import Program
+from pie_core.host.port import GuestPort
+from pie_core.host.process import Process
+from pie_core.host.services import ModelFacts, Services
 
 STEPS = 400
 WIDTHS = (1, 8, 32)
@@ -99,6 +105,68 @@ async def engine_time(width: int) -> float:
     return best
 
 
+class StepGuest:
+    """A guest that submits the next pass as the libraries of the guests do, in a turn of its own and no time."""
+
+    def __init__(self, port: GuestPort, program: Program, steps: int) -> None:
+        self._call, self._text, self._left = port.call, program.text, steps
+        self._last = 10  # id of the last output
+
+    def _submit(self, tokens: list[int]) -> str:
+        self._last += 1
+        self._op("submit", f'{{"pipe":2,"tokens":{tokens},"ws":[1],"geo":{{"mode":"folding"}},"prog":3,"outs":[{self._last}]}}')
+        return f'{{"s":"pending","w":[{self._last}]}}'
+
+    def _op(self, name: str, payload: str) -> None:
+        if refusal := self._call(name, payload):
+            raise RuntimeError(refusal)
+
+    async def start(self, request: str) -> str:
+        """Make the handles and submit the prompt."""
+        self._op("ws.new", '{"ws":1}')
+        self._op("pipe.new", '{"pipe":2}')
+        self._op("program", json.dumps({"prog": 3, "text": self._text}))
+        return self._submit([1, 2, 3])
+
+    async def resume(self, events: str) -> str:
+        """Feed the token that came."""
+        await asyncio.sleep(0)
+        self._left -= 1
+        return self._submit([json.loads(events)[0][2]]) if self._left else '{"s":"done","r":null}'
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class NoText:
+    """Neither tokenizer nor template: the guests here use no text."""
+
+    def prefix(self) -> list[int]:
+        """No ids."""
+        return []
+
+
+async def process_time(width: int) -> float:
+    """Thread seconds of one step of `width` inferlets."""
+    engine = Engine(NullRunner())
+    engine.start()
+    program = trace_epilogue(lambda: reduce_argmax(intrinsics.output(0, "logits")), Model(1024, 64)).program
+    no_text: Any = NoText()
+    services = Services(ModelFacts("null", 1024, 64, 8192), no_text, no_text)
+
+    async def inferlet() -> None:
+        process = Process(engine, services)
+        await process.run(StepGuest(process.port, program, STEPS), {})
+
+    best = float("inf")
+    for _ in range(4):
+        before, start = engine.metrics.steps, time.thread_time()
+        await asyncio.gather(*(inferlet() for _ in range(width)))
+        best = min(best, (time.thread_time() - start) / (engine.metrics.steps - before))
+    await engine.stop()
+    return best
+
+
 async def hop_time() -> float:
     """Thread seconds of a future that the loop resolves."""
     running = asyncio.get_running_loop()
@@ -122,6 +190,8 @@ async def run() -> int:
     times = {width: await engine_time(width) for width in WIDTHS}
     for width, spent in times.items():
         report.add(f"a step of {width} lanes, us", 1e6 * spent)
+    for width in WIDTHS:
+        report.add(f"a step of {width} inferlets, us", 1e6 * await process_time(width))
     report.add("a step of one lane / yardstick", times[1] / hop)
     report.add("each further lane / yardstick", (times[32] - times[1]) / 31 / hop)
     return report.finish(args.json)
