@@ -34,7 +34,7 @@ def last_program(host: ScriptedHost) -> Program:
 async def test_every_function_of_the_tables_is_there(guest: Local, host: ScriptedHost) -> None:
     from inferlet import eta
 
-    assert set(FUNCTIONS) <= set(eta.__all__)
+    assert set(FUNCTIONS) - {"log"} <= set(eta.__all__)  # see inferlet.log
     assert {name: vars(eta)[name] for name in FUNCTIONS} == FUNCTIONS
     assert all(fn.__doc__ for fn in FUNCTIONS.values())
     assert {"softmax", "top_k", "sort_desc", "gather", "scatter_add", "matmul", "pivot_threshold", "cumsum"} <= set(FUNCTIONS)
