@@ -53,6 +53,7 @@ class GuestPort:
         self._again = Again(limits.vocab)
         self.table = Table(budget)
         self.carried_out = 0  # of what was posted
+        self.answers = True  # a refusal is heard at the call; else what only the engine knows is told by a later use
         self.working_set: Callable[[int], WorkingSet | None] = lambda key: None  # the engine's, once there is an executor
         self.settled_passes = 0
         self.settled_futures = 0
@@ -113,7 +114,7 @@ class GuestPort:
             self._wake()
 
     def _settled_set(self, key: int) -> WorkingSet | None:
-        if self.carried_out != self._posted:
+        if not self.answers or self.carried_out != self._posted:
             return None
         ws = self.working_set(key)
         return ws if ws is not None and ws.steady() and not ws.dropped else None

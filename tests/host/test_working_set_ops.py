@@ -252,12 +252,16 @@ async def test_a_bad_edit_of_what_is_settled_is_refused_at_the_call(op: str, n: 
         assert await run(engine, script, threaded=threaded) == ["InvalidState", 7, reference([*STEM, 9])]
 
 
+@pytest.mark.parametrize("page", [False, True], ids=["not settled", "settled, and nobody hears a refusal"])
 @pytest.mark.parametrize(("op", "n", "words"), BAD_EDITS[:4])
-async def test_a_bad_edit_behind_what_is_not_settled_is_told_by_every_later_use(op: str, n: Any, words: str) -> None:
+async def test_a_bad_edit_that_cannot_be_refused_at_the_call_is_told_by_every_later_use(op: str, n: Any, words: str, page: bool) -> None:
     async def script(api: Api, _: Any) -> Any:
         prog, ws, pipe = api.program(GREEDY.program.text), api.new("ws"), api.new("pipe")
         api.submit(pipe, ws, STEM)
-        api.submit(pipe, ws, DRAFTS, geo=tree())
+        last = api.submit(pipe, ws, DRAFTS, prog, geo=tree())[0]
+        if page:
+            api._port.answers = False
+            await last
         api.call(op, ws=ws, n=n)
         for future in (api.future("ws.length", ws=ws), api.submit(pipe, ws, [9], prog)[0], api.future("ws.cached", ws=ws)):
             with pytest.raises(HostError, match=f"an earlier edit of this working set failed: .*{words}") as caught:

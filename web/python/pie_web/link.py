@@ -25,6 +25,7 @@ class PageGuest:
         self._port = port
         self._on_fault = on_fault
         self._ops = ops
+        ops.answers = False
         self._call = ops.call
         self._answer: asyncio.Future[str] | None = None
         self._fault: InferletFailed | None = None
