@@ -34,6 +34,7 @@ NEED_MORE = {  # files
 }
 EXAMPLES = 30  # of a stateful machine, where Python is five times slower; CPython runs the others of the same derandomised series
 FILES = "the store of files writes in a thread; the page keeps saved sets in memory"
+# Tests with a parameter `threaded` that is true are left out by pyodide_runner.py: Pyodide has no threads.
 NOT_HERE = {  # beginnings of tests' ids: without brackets, all their parameters
     "tests/engine/test_saved_sets.py::test_a_set_goes_on_in_another_engine[files": FILES,
     "tests/engine/test_saved_sets.py::test_buffer_tree_and_fork_points_come_along[files": FILES,
@@ -53,7 +54,6 @@ NOT_HERE = {  # beginnings of tests' ids: without brackets, all their parameters
     "tests/eta/test_eta_canonical.py::test_processes_agree": "Pyodide has no processes",
     "tests/eta/test_eta_program.py::test_the_largest_texts_are_judged_quickly": "Pyodide has no time.thread_time",
     "tests/host/test_port.py::test_posts_cross_threads_in_order": "Pyodide has no threads",
-    "tests/host/test_process.py::test_the_seed_loop[True]": "Pyodide has no threads",
     "tests/poem/test_ops.py::test_sizes_that_no_model_has_are_refused_by_key_and_value": "writes a checkpoint with NumPy for each case",
     "tests/text/test_stream.py::test_the_module_needs_the_standard_library_only": "Pyodide has no processes",
     "tests/text/test_template.py::test_a_template_that_runs_on_is_stopped": "deep templates; the page renders them in JavaScript",

@@ -11,11 +11,13 @@ import time
 from asyncio import base_events, events
 from collections.abc import Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 ROOT = Path("/repo")
+NO_PARAMETERS = SimpleNamespace(params={})
 
 
 class PlainLoop(base_events.BaseEventLoop):
@@ -56,6 +58,7 @@ class Plugin:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         from hypothesis import settings  # behind what `run` installs for it
 
+        items[:] = [item for item in items if not getattr(item, "callspec", NO_PARAMETERS).params.get("threaded")]  # no threads here
         for item in items:
             machine = getattr(item, "cls", None)
             if isinstance(getattr(machine, "settings", None), settings) and machine.settings.max_examples > self.examples:

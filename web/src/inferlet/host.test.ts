@@ -161,7 +161,7 @@ test("budgets of futures, logs, sent values, ops of a step, and payloads", () =>
 
 test("handles, programs and channel cells are counted while they are alive", () => {
   const { call, posted } = host({ handles: 3, programs: 1, cellWords: 12 });
-  const full = refused("BudgetExceeded", /^handles: 3 in use, the cap is 3; drop working sets and close pipelines that are done$/);
+  const full = refused("BudgetExceeded", /^handles: 3 in use, the cap is 3; drop working sets, close pipelines, and use channels again$/);
   const channel = (ch: number, capacity: number): unknown => call("ch.new", { ch, dtype: "f32", shape: [2, 3], capacity });
   assert.equal(call("ws.new", { ws: 1 }), "");
   assert.equal(call("pipe.new", { pipe: 2 }), "");

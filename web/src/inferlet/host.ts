@@ -151,7 +151,7 @@ export class Host {
     else if (MAKES_HANDLE.has(name)) {
       const words = name === "ch.new" ? this.#cellWords + ringWords(fields) : this.#cellWords;
       if (words > cellWords) throw over("words of channel cells", words, cellWords, "use smaller cells or capacities");
-      if (this.#handles >= handles) throw over("handles", this.#handles, handles, "drop working sets and close pipelines that are done");
+      if (this.#handles >= handles) throw over("handles", this.#handles, handles, "drop working sets, close pipelines, and use channels again");
       this.#cellWords = words;
       this.#handles++;
     }
