@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from pie_server.threads import in_thread
 
 STOP_S = 5.0  # that steps in flight get to end; those of a device that hangs never do
 PROBE_S = 5.0  # that a device has to answer
+PAUSES_S = (0.02, 0.04, 0.08, 0.16, 0.32)  # between looks whether all of a closed model is free
 OnStage = Callable[[str | None, int, int], None]  # (stage or None at its end, done, total)
 OnLost = Callable[["LiveModel", EngineError], None]
 
@@ -172,7 +174,14 @@ async def _stop(engine: Engine) -> None:
         stopping.cancel()
 
 
-async def free_memory() -> None:
-    """Give back what a closed model held: passes, plans and errors with their frames refer to each other."""
-    gc.collect()
+async def close_and_free(live: LiveModel) -> None:
+    """Close `live` and have its memory back: passes, plans and errors with their frames refer to each other, and the requests that are
+    told of the loss hold on to it for a moment."""
+    held = [weakref.ref(thing) for thing in (live.engine, live.device) if thing is not None]
+    await live.close()
+    for pause in PAUSES_S:
+        gc.collect()
+        if all(thing() is None for thing in held):
+            break
+        await asyncio.sleep(pause)
     await in_thread(memory.give_back)

@@ -22,7 +22,7 @@ from pie_server import memory
 from pie_server.api.backend import InferletError, ModelCard, OnMessage, Progress, Status
 from pie_server.config import Settings
 from pie_server.errors import UserError, one_sentence
-from pie_server.live_model import LiveModel, LiveOptions, free_memory
+from pie_server.live_model import LiveModel, LiveOptions, close_and_free
 from pie_server.loading import USER_ERRORS, Source, Text, describe, device_facts, load_text, open_source, set_store
 from pie_server.logs import fault, log
 from pie_server.prewarm import Opening, opening, read_messages
@@ -238,11 +238,7 @@ class Service:
         self._live = None
         self._stages.clear()
         self._status = replace(self._status, progress=Progress("waiting to rebuild"))
-        try:
-            await live.close()
-        finally:
-            del live
-            await free_memory()
+        await close_and_free(live)
 
     async def _end_runs(self) -> None:
         """Inferlets were told of the loss by what they awaited. What goes on without the engine is ended, so that it holds no memory; a
