@@ -26,7 +26,7 @@ from pie_core.eta import json_text, program
 from pie_core.host import ops
 from pie_core.host.budget import Budget
 from pie_core.text.tokenizer import MAX_CHARS
-from pie_server import cli_input, prewarm
+from pie_server import cli_input, prewarm, recovery, service
 from pie_server.api import openai_schema
 from pie_server.api.openai import builtin_source
 from pie_server.cli import model_app
@@ -145,6 +145,8 @@ DOCUMENTED = [  # beginning of a row, the limit as it is written there
     ("`top_logprobs`", f"{openai_schema.MAX_TOP_LOGPROBS}"),
     ("log-probabilities of one answer", f"{CHAT['MAX_LOGPROBS']:,}"),
     ("text of all messages", f"{MAX_CHARS:,} characters"),
+    ("requests that run", f"{service.TELL_S:g} s"),
+    ("waits between rebuilds", f"0, {recovery.FIRST_S:g}, 2, 4 … {recovery.MOST_S:g} s"),
     ("running requests", f"{SETTINGS['shutdown_s'].default:g} s"),
 ]
 

@@ -332,6 +332,56 @@ async def test_what_goes_on_without_the_engine_is_ended(model: Path) -> None:
         await server.ready()
 
 
+SEEDED = """
+from inferlet.eta import Channel, ForwardPass, Pipeline, WorkingSet
+
+async def main(input):
+    number, fwd, pipe = Channel.of([1]), ForwardPass(), Pipeline()
+    fwd.embed([1])
+    fwd.state([WorkingSet()])
+
+    def epilogue():
+        value = number.take()
+        number.put(value)
+        return value
+
+    out = fwd.epilogue(epilogue)
+    pipe.submit(fwd)
+    return await out
+"""
+
+
+class Never:
+    """A step whose results do not come: what a driver that is gone leaves behind."""
+
+    def results(self) -> asyncio.Future[bytes]:
+        return asyncio.get_running_loop().create_future()
+
+    def times(self) -> None:
+        return None
+
+
+async def test_who_waits_for_a_step_that_never_lands_is_told_too(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "TELL_S", 0.05)
+    monkeypatch.setattr(live_model, "STOP_S", 0.05)
+    async with running(model) as server:
+        served = server.service
+        assert await served.run(SEEDED, "seeded.py", {}) == [1]
+        engine = live(served).engine
+        assert engine is not None
+        monkeypatch.setattr(engine.runner, "submit", lambda batch: Never())
+        waiting = asyncio.create_task(served.run(GOES_ON, "on.py", {}))
+        await until(lambda: engine.status()["in_flight"])
+        device_of(served).close()
+        for run in (served.run(SEEDED, "seeded.py", {}), waiting):
+            with pytest.raises(InferletError, match="the cpu device is closed") as caught:
+                async with asyncio.timeout(20):
+                    await run
+            assert caught.value.kind == "EngineLost"
+        await server.ready()
+        assert await served.run(SEEDED, "seeded.py", {}) == [1]
+
+
 async def test_an_idle_device_is_asked_and_rebuilt(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "WATCH_S", 0.02)
     async with running(model) as server:
