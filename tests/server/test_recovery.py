@@ -298,6 +298,11 @@ async def main(input):
 """
 
 
+def timeline(served: Service, since: int) -> list[int]:
+    steps: Any = served.timeline(since)["steps"]
+    return [number for number, *_ in steps]
+
+
 async def test_saved_sets_and_prewarmed_prefixes_are_there_again(model: Path, tmp_path: Path) -> None:
     opening = tmp_path / "start.json"
     opening.write_text(json.dumps([{"role": "system", "content": "You answer in one word. " * 5}]))
@@ -305,7 +310,7 @@ async def test_saved_sets_and_prewarmed_prefixes_are_there_again(model: Path, tm
         served = server.service
         want = await served.run(KEEP, "keep.py", {"open": False, "save": False})
         await served.run(KEEP, "keep.py", {"open": False, "save": True})
-        cached = served.stats()["pages_cached"]
+        cached, steps = served.stats()["pages_cached"], timeline(served, -1)
         lose(served)
         with pytest.raises(InferletError) as caught:
             await served.run(KEEP, "keep.py", {"open": False, "save": False})
@@ -314,6 +319,9 @@ async def test_saved_sets_and_prewarmed_prefixes_are_there_again(model: Path, tm
         assert 0 < served.stats()["pages_cached"] <= cached
         assert served.prewarm_text.endswith("tokens of 1 file")
         assert await served.run(KEEP, "keep.py", {"open": True, "save": False}) == want
+        fresh = timeline(served, -1)
+        assert fresh == timeline(served, steps[-1]) and fresh[0] > steps[-1], "numbers go on"
+        assert timeline(served, fresh[0]) == fresh[1:]
 
 
 async def test_what_goes_on_without_the_engine_is_ended(model: Path) -> None:
@@ -506,3 +514,33 @@ def test_waits_grow_while_losses_follow_each_other(lives: list[float], waits: li
 def test_the_wait_has_a_bound() -> None:
     backoff = Backoff()
     assert max(backoff.next() for _ in range(5000)) == recovery.MOST_S
+
+
+async def test_a_fault_of_ours_while_loading_has_its_traceback(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    configure("json")
+
+    async def opened(*args: Any, **kwargs: Any) -> Device:
+        raise KeyError("a user's words")
+
+    monkeypatch.setattr(live_model, "open_device", opened)
+    served = Service.from_settings(Settings(model=str(model), device="cpu", kv_pool_mb=4))
+    await served.load()
+    await served.close()
+    assert served.status.state == "failed"
+    (line,) = [line for line in map(json.loads, capfd.readouterr().err.splitlines()) if "traceback" in line]
+    assert line["event"] == "load_fault" and "in opened" in line["traceback"] and line["traceback"].endswith("KeyError")
+    assert "a user's words" not in line["traceback"].splitlines()[-1]
+
+
+async def test_a_fault_of_ours_on_the_devices_thread_has_its_traceback(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    configure("json")
+    async with running(model) as server:
+        device: Any = device_of(server.service)
+        device._module.call("nonsense")
+        with pytest.raises(openai.InternalServerError, match="the cpu device stopped in nonsense"):
+            await server.ask()
+        await server.ready()
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [line["event"] for line in lines if "traceback" in line] == ["cpu_device_fault"]
