@@ -89,7 +89,7 @@ class EditOrder(Ordered):
     @property
     def idle(self) -> bool:
         """Whether nothing is outstanding and no operation waits."""
-        return super().idle and not self._carried
+        return not self._ops and not self._counts[0] and not self._carried  # asked for each token
 
     @property
     def outstanding(self) -> int:

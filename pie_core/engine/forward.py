@@ -171,15 +171,20 @@ class Pass:
         self.sink = sink
         self.seq = seq  # grows with each pass the engine accepts
         self.accepted_at = accepted_at
-        self.remaining = sum(p.n for p in parts)
+        part, *others = parts
+        self.remaining = part.n
+        self.reads = len(part.reads)
+        self.tail = part.tail  # tokens that must run in the last step
+        for part in others:
+            self.remaining += part.n
+            self.reads += len(part.reads)
+            self.tail += part.tail
         self.size = self.remaining
         self.reuse = reuse
         self.revives: WorkingSet | None = None  # the paused set that the pass computes again (see pausing.py)
         self.claims: list[bytes] = []  # names of pages that others wait for
         self.found: list[Sequence[int]] = [()] * len(parts)  # pages that the last look found for each part (see reuse.py)
         self.skip = 0  # tokens that they hold
-        self.reads = sum(len(p.reads) for p in parts)
-        self.tail = sum(p.tail for p in parts)  # tokens that must run in the last step
         self.started = False  # some tokens were scheduled
         self._final = False
         self.ended = False
@@ -298,12 +303,16 @@ class Pass:
 
 def check_parts(spec: PassSpec, limits: RunnerLimits) -> list[Part]:
     """The parts of a spec. Raises InvalidPass with field, value and fix."""
-    state = spec.state
+    state, tokens = spec.state, spec.tokens
+    if len(state) == 1 and type(tokens) is list and len(tokens) == 1 and spec.reads is None and not spec.geometry.shaped:
+        token = tokens[0]  # a step of a decode loop, the same checks in less time
+        if type(token) is int and 0 <= token < limits.vocab:
+            return [Part(state[0], tokens, 1, (0,) if spec.program is not None else ())]
     if not state:
         raise InvalidPass("state: a pass needs at least one working set")
     if len(set(map(id, state))) != len(state):
         raise InvalidPass("state: each working set may appear once in a pass")
-    per_set, counts = check_tokens(spec.tokens, len(state), limits)
+    per_set, counts = check_tokens(tokens, len(state), limits)
     check_shape(spec.geometry, counts)
     reads = check_reads(spec.reads, counts, spec.program is not None, limits)
     return [Part(ws, ids, n, r) for ws, ids, n, r in zip(state, per_set, counts, reads, strict=True)]

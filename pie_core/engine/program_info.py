@@ -17,7 +17,8 @@ _CACHE_SIZE = 1024
 
 @dataclass(frozen=True, slots=True)
 class ProgramInfo:
-    """`outs`: (dtype, shape, words) of each returned output; `rows`: read-outs that the program looks at."""
+    """`outs`: (dtype, shape, words) of each returned output; `rows`: read-outs that the program looks at, `exact`: those that a pass
+    must have, None where it may have more."""
 
     program: Program
     layout: LaneLayout
@@ -26,6 +27,7 @@ class ProgramInfo:
     outs: tuple[tuple[str, tuple[int, ...], int], ...]
     params: int
     rows: int
+    exact: int | None
     most_words: int  # of the results region, for one lane
     masks_read: frozenset[int]  # channels that a read, not a take, makes a mask of
 
@@ -74,7 +76,16 @@ class ProgramInfos:
         if layout.words > limits.lane_words:
             raise InvalidPass(f"program: its lane takes {layout.words} words, one step has {limits.lane_words}: use fewer channels")
         return ProgramInfo(
-            program, layout, program.effects, program.chans, outs, len(program.params), program.reads, most, _masks_read(program)
+            program=program,
+            layout=layout,
+            effects=program.effects,
+            channels=program.chans,
+            outs=outs,
+            params=len(program.params),
+            rows=program.reads,
+            exact=program.rows,
+            most_words=most,
+            masks_read=_masks_read(program),
         )
 
     def keep(self, info: ProgramInfo) -> None:

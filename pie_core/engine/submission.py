@@ -90,11 +90,11 @@ def accept(instance: Instance, pipe: Pipeline, spec: PassSpec, sink: PassSink) -
 
 def check_rows(info: ProgramInfo, parts: Sequence[Part]) -> None:
     """Raises InvalidPass where a program and the read-outs of its pass differ."""
-    rows = sum(len(p.reads) for p in parts)
+    rows = len(parts[0].reads) if len(parts) == 1 else sum(len(p.reads) for p in parts)
     if rows < info.rows:
         raise InvalidPass(f"program: it looks at read-out {info.rows - 1}, the pass has {rows}: read more positions")
-    if info.program.rows is not None and info.program.rows != rows:
-        raise InvalidPass(f"program: outputs() was traced for {info.program.rows} read-outs, the pass has {rows}: trace it for this pass")
+    if info.exact is not None and info.exact != rows:
+        raise InvalidPass(f"program: outputs() was traced for {info.exact} read-outs, the pass has {rows}: trace it for this pass")
 
 
 def goes_ahead(work: Pass, part: Part) -> bool:

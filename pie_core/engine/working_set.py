@@ -137,8 +137,12 @@ class WorkingSet(SetEdits):
 
     def written_by(self, work: Pass) -> None:
         """`work` starts to extend the set."""
-        self.writers = [w for w in self.writers if not w.ended]
-        self.writers.append(work)
+        writers = self.writers
+        if len(writers) == 1 and writers[0].ended:
+            writers[0] = work
+        else:
+            self.writers = [w for w in writers if not w.ended]
+            self.writers.append(work)
 
     # --- commits by a count on the device (see slack.py)
 
