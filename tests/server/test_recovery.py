@@ -18,9 +18,12 @@ import openai
 import pytest
 from tiny_gguf import write_tiny_gguf
 
-from pie_core.device.protocol import Device, DeviceError
+from pie_core.device.protocol import Device, DeviceError, DeviceLost, DeviceOutOfMemory
+from pie_core.engine.errors import OutOfPages
 from pie_server import live_model, recovery, service
+from pie_server.adapters.cpu_module import WasmtimeCpuModule
 from pie_server.api.backend import InferletError, Outage
+from pie_server.build.cpu_module import cpu_module
 from pie_server.config import DeviceName, Settings
 from pie_server.logs import configure
 from pie_server.recovery import Backoff
@@ -544,3 +547,44 @@ async def test_a_fault_of_ours_on_the_devices_thread_has_its_traceback(model: Pa
         await server.ready()
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert [line["event"] for line in lines if "traceback" in line] == ["cpu_device_fault"]
+
+
+async def test_a_stop_in_the_middle_of_a_rebuild_ends_it(model: Path, gate: asyncio.Event) -> None:
+    async with running(model) as server:
+        gate.clear()
+        lose(server.service)
+        with pytest.raises(openai.InternalServerError):
+            await server.ask()
+        await until(lambda: server.service.status.progress.stage == "opening the device")
+    assert server.service.status.state == "recovering"  # `running` has waited for the end
+
+
+async def test_a_prewarm_file_that_no_longer_fits_is_left_out(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    configure("json")
+    opening = tmp_path / "start.json"
+    opening.write_text(json.dumps([{"role": "system", "content": "You answer in one word. " * 5}]))
+
+    async def refuse(*_: Any) -> int:
+        raise OutOfPages("9 pages are needed, more than all 4")
+
+    async with running(model, prewarm=[opening]) as server:
+        monkeypatch.setattr(live_model._Engine, "prewarm", refuse)
+        lose(server.service)
+        with pytest.raises(openai.InternalServerError):
+            await server.ask()
+        await server.ready()
+        assert server.service.prewarm_text == "0 tokens of 1 file"
+    (line,) = [line for line in map(json.loads, capfd.readouterr().err.splitlines()) if line["event"] == "prewarm_failed"]
+    assert "start.json: 9 pages are needed" in line["error"] and "--kv-pool-mb" in line["error"]
+
+
+async def test_memory_that_was_refused_is_told_as_such_once_and_ends_the_device() -> None:
+    module = WasmtimeCpuModule(cpu_module().read_bytes())
+    module.grow(1 << 40)
+    for kind in (DeviceOutOfMemory, DeviceLost, DeviceLost):
+        with pytest.raises(DeviceError, match="refused") as caught:
+            await module.read(0, 4)
+        assert type(caught.value) is kind
+    module.close()
