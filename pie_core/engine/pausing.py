@@ -140,9 +140,10 @@ class Pressure:
         if self._promise([(work, need) for work, need in younger if work.instance.pages], granted):
             return True
         holders = {instance for instance in self._instances if instance.pages}
-        stuck = {work.instance: work for work, _ in scheduler.waiting if work.instance.pages}
+        stuck = {work.instance: (work, need) for work, need in scheduler.waiting if work.instance.pages}
         if stuck and len(stuck) == len(holders):
-            self._give_way(stuck[max(stuck, key=lambda instance: instance.age)])
+            victim, need = stuck[max(stuck, key=lambda instance: instance.age)]
+            self._give_way(victim, need, alone=len(holders) == 1)
             return True
         # who was let past does not count: the next one behind it could hide for ever that all others are stuck
         if not any(instance not in stuck and instance not in scheduler.let_past for instance in holders):
@@ -201,28 +202,40 @@ class Pressure:
         slots = Counter(ws.state.slot for ws in sets if ws.state is not None and ws.state.slot is not None)
         return states.free + sum(1 for slot, n in slots.items() if n == states.refs(slot)) >= slots_needed(work)
 
-    def _give_way(self, victim: Waiter) -> None:
-        """Fail a pass or an edit so that others can go on."""
+    def _give_way(self, victim: Waiter, need: int, *, alone: bool) -> None:
+        """Fail a pass or an edit that waits for `need` pages, so that others can go on. `alone`: nobody else holds any."""
         pool, owner, states = self._pool, victim.instance, victim.instance.engine.states
         victim.pipe.queue.remove(victim)
         if not victim.pipe.queue:
             owner.idle(victim.pipe)
         self._metrics.failed_passes += 1
-        if states is not None and isinstance(victim, Pass) and (need := slots_needed(victim)) > states.free:
+        if states is not None and isinstance(victim, Pass) and (slots := slots_needed(victim)) > states.free:
             victim.fail(
                 OutOfSlots(
-                    f"the pass needs {need} slots of recurrent state, {states.free} of {states.total} are free, and everybody who holds "
+                    f"the pass needs {slots} slots of recurrent state, {states.free} of {states.total} are free, and everybody who holds "
                     "some waits for more; this, the youngest instance, gives way: drop working sets, or commit their buffers",
-                    needed=need,
+                    needed=slots,
                     free=states.free,
                     total=states.total,
                 )
             )
             return
+        if isinstance(victim, WaitingEdit):
+            what = "the edit"
+        else:
+            what = "the pass" if victim.revives is None else "a working set that is computed again"
+        if alone:
+            why = f"the instance's own working sets hold the other {owner.pages}: drop or truncate some, or feed fewer sequences at once"
+        else:
+            why = (
+                "everybody who holds some waits for more; this, the youngest instance, gives way: "
+                f"its working sets hold {owner.pages}, drop or truncate some"
+            )
         victim.fail(
             OutOfPages(
-                f"all {pool.total} KV pages are in use and everybody who holds some waits for more; "
-                f"this, the youngest instance, gives way with {owner.pages} pages",
+                f"{what} needs {need} more KV pages, {pool.free} of {pool.total} are free, and {why}",
+                needed=need,
+                free=pool.free,
                 total=pool.total,
                 held=owner.pages,
             )

@@ -139,7 +139,10 @@ async def test_what_can_never_fit_fails_with_numbers() -> None:
         await fill(old, sets[0], [1] * 48, geometry=window)
         await fill(young, sets[1], [2] * 48, geometry=window)
         outs = [i.submit(i.pipeline(), greedy([3], ws, geometry=window))[0] for i, ws in zip((old, young), sets, strict=True)]
-        with pytest.raises(OutOfPages, match=r"all 6 KV pages.*gives way with 3 pages"):
+        with pytest.raises(
+            OutOfPages,
+            match="the pass needs 1 more KV pages, 0 of 6 are free, and everybody.*youngest instance, gives way: its working sets hold 3",
+        ):
             await outs[1]
         young.close()
         assert await outs[0] == reference([1] * 48 + [3], 100)
@@ -153,7 +156,8 @@ async def test_two_sets_of_one_pass_that_can_never_be_there_together() -> None:
         await fill(a, sets[0], [1] * 48)
         await fill(a, sets[1], [2] * 48)
         out = a.submit(a.pipeline(), greedy([[5], [6]], *sets))[0]
-        with pytest.raises(OutOfPages):
+        alone = "the pass needs 2 more KV pages, 0 of 6 are free, and the instance's own working sets hold the other 6: drop"
+        with pytest.raises(OutOfPages, match=alone):
             await asyncio.wait_for(out, 40 * PATIENCE)
         assert await decode(b, [1], 2) == generate([1], 2)
         a.close()
@@ -171,7 +175,8 @@ async def test_two_paused_sets_of_one_pass_that_can_never_be_there_together() ->
         b.close()
         assert all(ws.paused for ws in sets)
         out = a.submit(a.pipeline(), greedy([[5], [6]], *sets))[0]
-        with pytest.raises(OutOfPages, match="all 6 KV pages"):
+        alone = "computed again needs 4 more KV pages, 2 of 6 are free, and the instance's own working sets hold the other 4: drop"
+        with pytest.raises(OutOfPages, match=alone):
             await asyncio.wait_for(out, 40 * PATIENCE)
         assert engine.metrics.revived <= 2
         a.close()

@@ -108,7 +108,9 @@ async def test_what_would_wait_for_ever_fails_with_numbers() -> None:
         inst = engine.open_instance("inst")
         _, fork, pipe = await branches(inst)
         inst.commit(fork, [2, 3])
-        with pytest.raises(OutOfPages, match="all 2 KV pages are in use and everybody who holds some waits for more"):
+        with pytest.raises(
+            OutOfPages, match="the edit needs 1 more KV pages, 0 of 2 are free, and the instance's own working sets hold the other 2"
+        ):
             await asyncio.wait_for(inst.submit(pipe, greedy([40], fork))[0], SOON)
         inst.close()
 

@@ -154,7 +154,7 @@ async def test_newcomers_that_went_past_do_not_hide_that_all_others_are_stuck() 
         await settle(100)
         assert not third.done(), "nobody is left who could help those that wait"
         guest.close()
-        with pytest.raises(OutOfPages, match="this, the youngest instance, gives way with 4 pages"):
+        with pytest.raises(OutOfPages, match="this, the youngest instance, gives way: its working sets hold 4"):
             await asyncio.wait_for(second, SOON)
         assert await asyncio.wait_for(third, SOON) == reference([4])
         young.close()
