@@ -141,7 +141,7 @@ async def test_what_can_never_fit_fails_with_numbers() -> None:
         outs = [i.submit(i.pipeline(), greedy([3], ws, geometry=window))[0] for i, ws in zip((old, young), sets, strict=True)]
         with pytest.raises(
             OutOfPages,
-            match="the pass needs 1 more KV pages, 0 of 6 are free, and everybody.*youngest instance, gives way: its working sets hold 3",
+            match=r"the pass needs 1 more KV pages, 0 of 6 are free, and everybody.*youngest instance, gives way: its working sets hold 3",
         ):
             await outs[1]
         young.close()
