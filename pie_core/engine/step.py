@@ -93,7 +93,7 @@ class Step:
             self.batch.gates.append(gate)
             gated = self.batch.n_tokens, len(self.batch.runs)
         for part in work.parts:
-            n = min(count, part.n - part.done)
+            n = part.n - part.done if last else min(count, part.n - part.done - part.tail)  # what is read lies in the last step
             first_row, first_index = len(self.batch.rows) // ROW_WORDS, part.done
             if n:
                 if part.ws.state is not None:
