@@ -16,10 +16,10 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from pie_server.config import Settings
+from pie_server.connection import BODY_FAULTS, BodyTimeout
 from pie_server.drain import DRAIN
 from pie_server.errors import ApiError, one_sentence
 from pie_server.hosts import host_allowed
-from pie_server.listener import BODY_FAULTS
 from pie_server.logs import fault, log
 from pie_server.metrics import Metrics
 
@@ -112,6 +112,8 @@ async def _answer(request: web.Request, handler: Handler, settings: Settings) ->
         return error_response(error)
     except web.HTTPException as error:
         return error_response(_from_http(request, error))
+    except BodyTimeout as error:
+        return error_response(ApiError(408, str(error), code="request_timeout", headers={"Connection": "close"}))
     except BODY_FAULTS:
         coding = request.headers.get("Content-Encoding")
         said = f"it is no {one_sentence(coding)[:40]}, which its Content-Encoding names" if coding else "it does not end as its head says"

@@ -1,0 +1,115 @@
+"""One connection of the server: what cannot be parsed is answered in the error shape, and a client that stalls is not waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError, LineTooLong
+
+from pie_server.errors import ApiError, one_sentence
+from pie_server.logs import log, where
+
+BODY_FAULTS = (web.RequestPayloadError, HttpProcessingError)  # raised where a body is read that its head describes wrongly
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds that a client may take: `head_s` for a whole request head, from its first byte or from the connection's start; `idle_s`
+    between two requests; `body_s` without a byte of a body that was announced."""
+
+    head_s: float = 30.0
+    idle_s: float = 75.0
+    body_s: float = 60.0
+
+    @property
+    def look_s(self) -> float:
+        """Between two looks at all connections."""
+        return min(1.0, self.head_s / 4, self.idle_s / 4, self.body_s / 4)
+
+
+class BodyTimeout(web.RequestPayloadError):
+    """The client stopped in the middle of a body."""
+
+
+class Connection(web.RequestHandler):
+    """aiohttp's connection, whose own answer to a broken request would be plain text, and a traceback in the log, and which waits an hour
+    for what a client began to send. It is in `open` for as long as it lives; `look` has to be called now and then."""
+
+    def __init__(self, server: web.Server, open: set[Connection], patience: Patience, *, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(server, loop=loop, access_log=None)  # type: ignore[arg-type]  # the middleware writes the one line of a request
+        self._all, self._patience = open, patience
+        self.since = self._heard = loop.time()  # since when it waits for a head, or for the rest of one; the last byte
+        self._in_head = True  # of the first request, which may come at once
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is at work: it waits for a head, or for the rest of one."""
+        return self._waiter is not None and not self._waiter.done()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The client is there."""
+        super().connection_made(transport)
+        self._all.add(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The client is gone."""
+        self._all.discard(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of the client."""
+        self._heard = self._loop.time()
+        idle = self.idle
+        super().data_received(data)
+        if not idle or self.idle:
+            if idle and not self._in_head:
+                self._in_head, self.since = True, self._heard
+            return
+        self._in_head, self.since = False, self._heard
+
+    def look(self, now: float) -> None:
+        """Let the client go if it has kept the server waiting for too long at the loop's time `now`."""
+        if self.idle:
+            if now - self.since > (self._patience.head_s if self._in_head else self._patience.idle_s):
+                self.force_close()
+            return
+        self.since = now
+        request = self._current_request
+        if request is None or self._reading_paused or self._buffer_paused:  # it is not the client that stalls
+            return
+        content = request.content
+        if not content.is_eof() and content.exception() is None and now - self._heard > self._patience.body_s:
+            content.set_exception(BodyTimeout(f"no byte of the request body came for {self._patience.body_s:g} seconds"))
+
+    def log_exception(self, *_: Any, exc_info: object = None, **__: Any) -> None:
+        """One line instead of a traceback; a body that cannot be decoded was the client's, and its answer tells of it."""
+        if isinstance(exc_info, BaseException) and not isinstance(exc_info, BODY_FAULTS):
+            log("connection_fault", logging.ERROR, error=where(exc_info))
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """The answer to a request that no handler sees. The connection is closed after it."""
+        known = status < 500
+        level = logging.INFO if known else logging.ERROR
+        log("request_refused" if known else "request_fault", level, status=status, error=where(exc) if exc is not None else None)
+        if request.writer.output_size > 0:
+            raise ConnectionError("a part of the response is sent already")
+        text = f"the request cannot be read: {_said(exc, message)}" if known else "the server hit an internal error"
+        error = ApiError(status, text, code="invalid_http" if known else "internal_error")
+        response = web.Response(status=status, text=json.dumps(error.body()), content_type="application/json")
+        response.force_close()
+        return response
+
+
+def _said(error: BaseException | None, message: str | None) -> str:
+    if isinstance(error, LineTooLong):
+        return f"a line of its head is longer than {error.args[1]} bytes"
+    if isinstance(error, ContentEncodingError):
+        return f"it is no {one_sentence(error.message)[:40]}, which its Content-Encoding names"
+    return one_sentence((message or "").partition("\n")[0])[:200].rstrip(":") or "it is no HTTP request"
