@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 
 import kernels_wgsl
@@ -81,9 +82,16 @@ def web_assets(cache: Path | None = None, progress: Progress | None = None, leve
 
 
 def built_assets(cache: Path | None = None) -> Path | None:
-    """The folder of the page's files for the present sources, or None where it was not built. Builds nothing. Raises BuildError."""
-    target = _target(_parts(cache), (cache or cache_root()) / "build", "fast")
-    return target if target.is_dir() else None
+    """The folder of the page's files for the present sources, or None where it was not built. Builds nothing. Raises BuildError.
+
+    Of several, the one of which most is compressed hard: while another is being made, some parts of it are there and not its folder.
+    """
+    folder = (cache or cache_root()) / "build"
+    ways = product(*([(level == "best", part.path(folder, level)) for level in LEVELS] for part in _parts(cache)))
+    targets = (
+        _whole([path for _, path in way], folder) for way in sorted(ways, reverse=True, key=lambda way: sum(best for best, _ in way))
+    )
+    return next(filter(Path.is_dir, targets), None)
 
 
 def page_tools() -> Node:
@@ -103,7 +111,12 @@ def page_tools() -> Node:
 
 def _target(parts: list[Part], folder: Path, level: str) -> Path:
     """The folder of all parts, each at `level` or better."""
-    names = "\n".join(_best_path(part, folder, level).name for part in parts)
+    return _whole([_best_path(part, folder, level) for part in parts], folder)
+
+
+def _whole(paths: list[Path], folder: Path) -> Path:
+    """The folder that holds these parts."""
+    names = "\n".join(path.name for path in paths)
     return folder / f"web-all-{hashlib.sha256(names.encode()).hexdigest()[:32]}"
 
 

@@ -170,6 +170,20 @@ def test_the_harder_compression_is_kept(tmp_path: Path, monkeypatch: pytest.Monk
     assert {path.name for path in best.iterdir()} == {"a.js", "a.js.br", "a.js.gz"}
 
 
+def test_a_complete_page_is_served_while_another_is_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Path | None] = []
+
+    def build(stage: Path, node: Node) -> None:
+        seen.append(built_assets(tmp_path))
+        (stage / f"{len(seen)}.js").write_text("let a = 1;")
+
+    monkeypatch.setattr(web, "_parts", lambda cache: [Part(name, {"a": b"1"}, build) for name in ("one", "two", "three")])
+    fast = web_assets(tmp_path, level="fast")
+    best = web_assets(tmp_path, level="best")
+    assert seen == [None] * 3 + [fast] * 3
+    assert best != fast and built_assets(tmp_path) == best
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "build").write_text("a file")
     with pytest.raises(BuildError, match=r"cannot write the page's files under .*set PIE_CACHE"):
