@@ -86,7 +86,7 @@ def waits_for_its_own(entry: Pass | ForkEntry | WaitingEdit) -> bool:
         return not entry.ready()
     if not isinstance(entry, Pass):
         return False  # pages: others may bring them
-    if any(not part.ws.born or not part.ws.order.may_run(part.ticket) for part in entry.parts):
+    if any(not part.ws.born or not part.ws.order.may_run(part.ticket) or not part.ws.next_is(entry) for part in entry.parts):
         return True
     for use in entry.uses:
         channel = use.channel

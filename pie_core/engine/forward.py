@@ -204,6 +204,7 @@ class Pass:
         self._final = done
         if done:
             for part in self.parts:
+                part.ws.out_of_line(self)
                 part.ws.order.scheduled(part.ticket)
 
     @property
@@ -231,6 +232,8 @@ class Pass:
                 if self.started and not self.final:
                     part.ws.writing = False
                 part.forget_state()
+                if not self._final:
+                    part.ws.out_of_line(self)
                 part.ws.order.leave(part.ticket, queued=not self._final)
             for use in self.uses:
                 if use.puts:

@@ -228,7 +228,7 @@ class Scheduler:
                 return False
             if (ws.error is not None or ws.inherited) and (cause := ws.failure(work.seq)) is not None:
                 raise cause
-            if ws.last_step == number or (ws.writing and not work.started):
+            if ws.last_step == number or not ws.next_is(work):
                 return False
             asleep = asleep or ws.paused
         for use in work.uses:

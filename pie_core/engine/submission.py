@@ -67,6 +67,7 @@ def accept(instance: Instance, pipe: Pipeline, spec: PassSpec, sink: PassSink) -
         if (part.ws.order.early and not goes_ahead(work, part)) or any(fork.pipe is not pipe for fork in part.ws.forks):
             part.ws.order.barrier()
         part.ticket = part.ws.order.enter()
+        part.ws.line.append(work)
     if embed is not None:
         embed.channel.feeds = True
     for use in uses:

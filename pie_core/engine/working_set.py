@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,7 @@ class WorkingSet(SetEdits):
         "last_commit",
         "last_step",
         "leaving",
+        "line",
         "number",
         "order",
         "pipe",
@@ -86,6 +88,7 @@ class WorkingSet(SetEdits):
         self.failed = ""  # what that was, in words
         self.fail_since = 0  # what was accepted before this number is not concerned
         self.sound: tuple[int, int] | None = None  # (length, frozen) that can still be gone back to
+        self.line: deque[Pass] = deque()  # passes accepted and not wholly scheduled: the first one only may run, whatever their pipelines
         self.writers: list[Pass] = []  # passes scheduled on it, the last ones maybe in flight
         self.inherited: list[Pass] = []  # of the sets it was forked from, in flight at the fork: their failure is its own
         self.forks: list[ForkEntry] = []  # of it, in the queue of a pipeline
@@ -99,6 +102,25 @@ class WorkingSet(SetEdits):
     def steady(self) -> bool:
         """Whether nothing accepted is still to happen to the set, and nothing has failed."""
         return self.born and self.error is None and not self.inherited and self.order.idle
+
+    # --- the order of passes
+
+    def next_is(self, work: Pass) -> bool:
+        """Whether everything accepted before `work` has happened to the set, or is in steps of its own: it is the next to extend it."""
+        line = self.line
+        return not line or line[0] is work
+
+    def out_of_line(self, work: Pass) -> None:
+        """`work` is wholly scheduled, or never will be."""
+        line = self.line
+        if not line:
+            return  # it computes a paused set again, and had this one for itself
+        if line[0] is work:
+            line.popleft()
+        elif line[-1] is work:  # a pipeline that stops cancels the newest first
+            line.pop()
+        else:
+            line.remove(work)
 
     # --- pausing
 

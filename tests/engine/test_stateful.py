@@ -1,5 +1,6 @@
 """Any order of fork, submit, edit, close, evict and fault: right answers and page contents against plain token lists, exact counts,
-and not a page lost. Prompts repeat, so that pages are shared between sets, instances and pipelines; two tenants never meet."""
+and not a page lost. Prompts repeat, so that pages are shared between sets, instances and pipelines; a set is used through several
+pipelines without a wait; two tenants never meet."""
 
 from __future__ import annotations
 
@@ -119,7 +120,7 @@ class EngineMachine(RuleBasedStateMachine):
             case "overflow" if seq:
                 self.submit_to(seq, self.pipe(seq, n), [1] * TOO_LONG, flag)
             case "fork" if seq and len(live) < 24:
-                self.fork(seq, flag, n % 2 == 0)
+                self.fork(seq, flag, n % 2 == 0, n)
             case "commit" | "discard" if seq:
                 self.edit(seq, n % 9, verb)
             case "truncate" if seq:
@@ -140,13 +141,10 @@ class EngineMachine(RuleBasedStateMachine):
             self.known.append(Sequence_(inst, self.do(inst.working_set), [], 0))
 
     def pipe(self, seq: Sequence_, n: int) -> Pipeline:
-        return self.pipes[seq.inst][n % 5 == 0]
+        return self.pipes[seq.inst][n % 3 == 0]
 
     def submit_to(self, seq: Sequence_, pipe: Pipeline, tokens: list[int], buffered: bool, *, reuse: bool = True) -> None:
         if not buffered and len(seq.tokens) > seq.frozen:
-            return
-        # a pass of another pipeline may overtake: the model keeps to one pipeline a set at a time
-        if seq.ws.pipe is not None and seq.ws.pipe is not pipe and not self.loop.run_until_complete(self.quiet(seq)):
             return
         self.submits += 1
         out = self.do(lambda: seq.inst.submit(pipe, greedy(tokens, seq.ws, geometry=BUFFERED if buffered else FOLDING, reuse=reuse))[0])
@@ -159,17 +157,8 @@ class EngineMachine(RuleBasedStateMachine):
             seq.frozen = len(seq.tokens)
         self.pending.append((out, reference(seq.tokens), seq))
 
-    async def quiet(self, seq: Sequence_) -> bool:
-        """Whether nothing of the set is left to happen, after a while."""
-        for _ in range(400):
-            if seq.ws.born and seq.ws.order.idle:
-                break
-            await asyncio.sleep(0)
-        self.judge()
-        return seq.ws.order.idle and not seq.dead
-
-    def fork(self, seq: Sequence_, buffer: bool, ordered: bool) -> None:
-        pipe = seq.ws.pipe or self.pipes[seq.inst][0]
+    def fork(self, seq: Sequence_, buffer: bool, ordered: bool, pick: int) -> None:
+        pipe = self.pipe(seq, pick)
         child = self.do(lambda: seq.inst.fork(seq.ws, pipe if ordered else None, buffer=buffer))
         self.fork_of(seq, child, buffer)
 

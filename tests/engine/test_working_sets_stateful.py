@@ -136,15 +136,6 @@ class TreeMachine(RuleBasedStateMachine):
             seq.pipe = self.do(seq.inst.pipeline)
         return seq.pipe
 
-    async def quiet(self, seq: Sequence_) -> bool:
-        """Whether nothing of the set is left to happen, after a while."""
-        for _ in range(1000):
-            if seq.ws.born and seq.ws.order.idle:
-                break
-            await asyncio.sleep(0.001)  # lingers end by the clock
-        self.judge()
-        return seq.ws.order.idle and not seq.dead
-
     @rule(at=PICK, n=st.integers(1, 12), shape=st.sampled_from(["plain", "mask", "tree", "both", "tree"]), luck=st.integers(0, 1 << 30),
           says=st.sampled_from(["", "", "count", "path", "drafts", "drafts"]))  # fmt: skip
     def submit(self, at: int, n: int, shape: str, luck: int, says: str) -> None:
@@ -153,12 +144,10 @@ class TreeMachine(RuleBasedStateMachine):
         buffered = dice.random() < 0.5 or tree or bool(says)
         if len(seq.slots) + n > MOST:
             return
-        pipe = self.pipe_of(seq, another=dice.random() < 0.1)
+        pipe = self.pipe_of(seq, another=dice.random() < 0.3)
         if not buffered and len(seq.slots) > seq.frozen:
             self.do(lambda: seq.inst.discard(seq.ws))
             seq.cut(seq.frozen)
-        if seq.ws.pipe is not None and seq.ws.pipe is not pipe and not self.loop.run_until_complete(self.quiet(seq)):
-            return  # a pass of another pipeline may overtake
         tokens = [dice.randrange(20) for _ in range(n)]
         before, held = len(seq.slots), len(seq.slots) - seq.frozen
         parents = [dice.randrange(max(-1, held + k - 4), held + k) for k in range(n)] if tree else None
