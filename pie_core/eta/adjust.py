@@ -12,6 +12,7 @@ from pie_core.eta.probability import (
     along,
     entropy,
     exp,
+    finite,
     floats,
     gumbel_max,
     log,
@@ -38,20 +39,20 @@ def token_counts(ids: Tensor, n: int) -> Tensor:
 def repetition_penalty(logits: Tensor, counts: Tensor, penalty: Number) -> Tensor:
     """Logits of tokens seen (counts > 0, a number of the logits' shape) divided by the penalty where positive, multiplied where negative
     (arXiv:1909.05858)."""
-    by = scalar(floats(logits, "repetition_penalty"), penalty)
+    by = scalar(floats(logits, "repetition_penalty"), penalty, "repetition_penalty: penalty")
     return select(counts > 0, select(logits > 0.0, logits / by, logits * by), logits)
 
 
 def presence_penalty(logits: Tensor, counts: Tensor, penalty: Number) -> Tensor:
     """Logits of tokens seen (counts > 0, a number of the logits' shape) lowered by the penalty."""
     floats(logits, "presence_penalty")
-    return select(counts > 0, logits - scalar(logits, penalty), logits)
+    return select(counts > 0, logits - scalar(logits, penalty, "presence_penalty: penalty"), logits)
 
 
 def frequency_penalty(logits: Tensor, counts: Tensor, penalty: Number) -> Tensor:
     """Logits lowered by the penalty for each time a token was seen (counts: a number of the logits' shape)."""
     floats(logits, "frequency_penalty")
-    return logits - counts.cast("f32") * scalar(logits, penalty)
+    return logits - counts.cast("f32") * scalar(logits, penalty, "frequency_penalty: penalty")
 
 
 def dynamic_temperature(logits: Tensor, low: Number, high: Number, exponent: Number = 1.0) -> Tensor:
@@ -59,9 +60,9 @@ def dynamic_temperature(logits: Tensor, low: Number, high: Number, exponent: Num
     floats(logits, "dynamic_temperature")
     share = entropy(logits) / math.log(max(logits.shape[-1], 2))
     if isinstance(exponent, Tensor) or exponent != 1:
-        share = exp(log(maximum(share, TINY)) * scalar(logits, exponent))
-    floor = scalar(logits, low)
-    temperature = floor + (scalar(logits, high) - floor) * share
+        share = exp(log(maximum(share, TINY)) * finite(logits, exponent, "dynamic_temperature: exponent"))
+    floor = finite(logits, low, "dynamic_temperature: low")
+    temperature = floor + (finite(logits, high, "dynamic_temperature: high") - floor) * share
     return logits / along(maximum(temperature, COLDEST), logits)
 
 
@@ -70,8 +71,8 @@ def entropy_temperature(logits: Tensor, temperature: Number, theta: Number, base
     floats(logits, "entropy_temperature")
     if not 0 < base < 1:
         raise TraceError(f"entropy_temperature: base lies between 0 and 1, got {base}")
-    power = scalar(logits, theta) * math.log(base) / maximum(entropy(logits), TINY)
-    return logits / along(maximum(scalar(logits, temperature) * exp(power), COLDEST), logits)
+    power = finite(logits, theta, "entropy_temperature: theta") * math.log(base) / maximum(entropy(logits), TINY)
+    return logits / along(maximum(finite(logits, temperature, "entropy_temperature: temperature") * exp(power), COLDEST), logits)
 
 
 def mirostat(logits: Tensor, mu: Tensor, state: Tensor, tau: Number = 5.0, eta: Number = 0.1) -> tuple[Tensor, Tensor]:
@@ -84,7 +85,7 @@ def mirostat(logits: Tensor, mu: Tensor, state: Tensor, tau: Number = 5.0, eta: 
     keep = ((log(reduce_sum(weights)) - shifted) / LN2 <= mu) | (logits == best)
     token = gumbel_max(masked(logits, keep), state)
     observed = (log(reduce_sum(select(keep, weights, 0.0))) - (gather(logits, token) - best)) / LN2
-    return token, mu - scalar(logits, eta) * (observed - scalar(logits, tau))
+    return token, mu - finite(logits, eta, "mirostat: eta") * (observed - finite(logits, tau, "mirostat: tau"))
 
 
 FUNCTIONS = (

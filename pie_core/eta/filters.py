@@ -13,6 +13,7 @@ from pie_core.eta.probability import (
     along,
     entropy,
     exp,
+    finite,
     floats,
     gumbel_max,
     log,
@@ -34,6 +35,7 @@ absolute, cumsum, gather, minimum, reduce_min = (
 
 Number = Scalar | Tensor
 INF = float("inf")
+COLDEST_SAMPLE = 1e-30  # temperature: leaves nothing to chance, and logits divided by it stay finite
 LEAST_MASS = 2.0**-30  # what pivot_mass counts as 1: the first token stays
 
 
@@ -70,14 +72,14 @@ def epsilon_cutoff(logits: Tensor, epsilon: Number) -> Tensor:
     """Tokens of probability epsilon or more (arXiv:2210.15191), and the likeliest."""
     p = softmax(floats(logits, "epsilon_cutoff"))
     best = reduce_max(p)
-    return p >= along(minimum(best, scalar(logits, epsilon)), p)
+    return p >= along(minimum(best, scalar(logits, epsilon, "epsilon_cutoff: epsilon")), p)
 
 
 def eta_cutoff(logits: Tensor, epsilon: Number) -> Tensor:
     """Tokens of probability min(epsilon, sqrt(epsilon) * exp(-entropy)) or more (arXiv:2210.15191), and the likeliest."""
     floats(logits, "eta_cutoff")
     p = softmax(logits)
-    bound = scalar(logits, epsilon)
+    bound = scalar(logits, epsilon, "eta_cutoff: epsilon")
     cut = minimum(sqrt(bound) * exp(-entropy(logits)), bound)
     return p >= along(minimum(reduce_max(p), cut), p)
 
@@ -89,7 +91,7 @@ def typical(logits: Tensor, mass: Number) -> Tensor:
     p = softmax(logits)
     log_p = log(maximum(p, TINY))
     near = -absolute(log_p - reduce_sum(p * log_p))  # how far the surprise, -ln p, lies from the entropy
-    return pivot_threshold(p, mass=scalar(logits, mass), order=near) | _likeliest(logits)
+    return pivot_threshold(p, mass=scalar(logits, mass, "typical: mass"), order=near) | _likeliest(logits)
 
 
 def tail_free(logits: Tensor, z: Number) -> Tensor:
@@ -102,16 +104,16 @@ def tail_free(logits: Tensor, z: Number) -> Tensor:
     curve = absolute((values - second) - (second - gather(values, place + 2)))
     curve = select(place + 2 < n, curve, 0.0)
     share = cumsum(curve / maximum(reduce_sum(curve), TINY))
-    return _unsorted((share <= scalar(logits, z)) | (place == 0), order)
+    return _unsorted((share <= scalar(logits, z, "tail_free: z")) | (place == 0), order)
 
 
 def xtc(logits: Tensor, threshold: Number, probability: Number, state: Tensor) -> Tensor:
     """Exclude top choices, of logits f32 [n]: with `probability` (one draw of `state` u32[2]), of the tokens of probability `threshold` or
     more only the least likely stays; the others are untouched."""
     p = softmax(floats(logits, "xtc", (1,)))
-    above = p >= scalar(logits, threshold)
+    above = p >= scalar(logits, threshold, "xtc: threshold")
     least = reduce_min(select(above, p, INF))
-    struck = rng_uniform(state) < scalar(logits, probability)
+    struck = rng_uniform(state) < scalar(logits, probability, "xtc: probability")
     return ~(above & (p > least) & struck)
 
 
@@ -124,14 +126,16 @@ def sample(  # noqa: PLR0917
     logits: Tensor, state: Tensor, temperature: Number = 1.0, top_k: int | Tensor | None = None, top_p: Number | None = None,
     min_p: Number | None = None,
 ) -> Tensor:  # fmt: skip
-    """i32 sample, one a row: temperature first (0 is greedy), then top-k, top-p and min-p, each over what the one before left."""
+    """i32 sample, one a row: temperature first (0 is greedy; so is a Tensor below 1e-30, or of NaN), then top-k, top-p and min-p, each
+    over what the one before left."""
     floats(logits, "sample")
-    if not isinstance(temperature, Tensor):
-        if temperature < 0:
-            raise TraceError(f"sample: temperature is 0 or more, got {temperature}")
-        if temperature == 0:
-            return reduce_argmax(logits)
-    x = logits / scalar(logits, temperature)
+    if isinstance(temperature, Tensor):
+        temperature = maximum(temperature, COLDEST_SAMPLE)
+    elif temperature == 0:
+        return reduce_argmax(logits)
+    elif temperature < COLDEST_SAMPLE:
+        raise TraceError(f"sample: temperature is 0 (greedy) or {COLDEST_SAMPLE} or more, got {temperature}")
+    x = logits / finite(logits, temperature, "sample: temperature")
     if top_k is not None:
         x = masked(x, top_k_mask(x, top_k))
     if top_p is not None:
@@ -150,7 +154,7 @@ def _share(logits: Tensor, value: Number, what: str) -> Tensor:
         return minimum(value, 1.0)
     if not 0 <= value <= 1:
         raise TraceError(f"{what} lies between 0 and 1, got {value}")
-    return scalar(logits, value)
+    return scalar(logits, value, what)
 
 
 def _likeliest(logits: Tensor) -> Tensor:

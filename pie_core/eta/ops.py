@@ -274,7 +274,8 @@ _row("reduce_argmax", 1, "reduce", rules.reduce_index,
      {"f32": Fold("u32", "0u", "f_key({0})", "", "", True), "i32": Fold("u32", "0u", "bitcast<u32>({0}) ^ 0x80000000u", "", "", True),
       "u32": Fold("u32", "0u", "{0}", "", "", True)},
      {"f32": "argmax_f32", "i32": "argmax_i32", "u32": "argmax_u32"}, numerics.reduce_argmax,
-     "i32 index of the largest element of the last axis; lowest on ties, never a NaN, 0 when all are.", "reduce_argmax")  # fmt: skip
+     "i32 index of the largest element of the last axis; lowest on ties, never a NaN; 0 where all are NaN, and where all are -inf.",
+     "reduce_argmax")  # fmt: skip
 
 # Effects on channels, in program order, never removed.
 _row("take", 0, "effect", rules.source, {}, {}, None, "Consume the channel's cell.", attrs={"chan": MAX_INDEX})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from pie_core.eta.errors import TraceError
@@ -27,9 +28,20 @@ def floats(x: Any, what: str, ranks: tuple[int, ...] = (1, 2)) -> Tensor:
     return x
 
 
-def scalar(like: Tensor, value: Scalar | Tensor) -> Tensor:
-    """A number as an f32 value of the trace of `like`; a Tensor as it is."""
-    return value if isinstance(value, Tensor) else like.trace.constant(value, "f32")
+def scalar(like: Tensor, value: Scalar | Tensor, what: str) -> Tensor:
+    """A number as an f32 value of the trace of `like`; a Tensor as it is. Raises TraceError naming `what` for a NaN."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, float) and math.isnan(value):
+        raise TraceError(f"{what} is a number, got nan")
+    return like.trace.constant(value, "f32")
+
+
+def finite(like: Tensor, value: Scalar | Tensor, what: str) -> Tensor:
+    """As `scalar`, for what an infinity has no meaning for either."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise TraceError(f"{what} is a finite number, got {value}")
+    return scalar(like, value, what)
 
 
 def along(value: Tensor, x: Tensor) -> Tensor:
@@ -54,11 +66,12 @@ def log_softmax(logits: Tensor) -> Tensor:
 def l2norm(x: Tensor, eps: Scalar = 1e-12) -> Tensor:
     """x f32 [n] or [m, n] with rows of unit length: x / sqrt(sum x^2 + eps)."""
     floats(x, "l2norm")
-    return x / along(sqrt(reduce_sum(x * x) + scalar(x, eps)), x)
+    return x / along(sqrt(reduce_sum(x * x) + scalar(x, eps, "l2norm: eps")), x)
 
 
 def masked(logits: Tensor, mask: Tensor) -> Tensor:
-    """logits where mask (bool, the same shape) is true, else -inf: how the masks of the filters are applied."""
+    """logits where mask (bool, the same shape) is true, else -inf: how the masks of the filters are applied. A row where none is true
+    is -inf throughout, and a sample of it is token 0."""
     return select(mask, floats(logits, "masked"), NEG_INF)
 
 
@@ -68,7 +81,9 @@ def masked_argmax(logits: Tensor, mask: Tensor) -> Tensor:
 
 
 def gumbel_max(logits: Tensor, state: Tensor) -> Tensor:
-    """i32 sample from softmax(logits), one a row: argmax(logits + Gumbel noise of `state`). Divide the logits by the temperature first."""
+    """i32 sample from softmax(logits), one a row: argmax(logits + Gumbel noise of `state`). Divide the logits by the temperature first.
+    A NaN is never drawn; a row of nothing but NaN and -inf, as a temperature of 0 or NaN that only the device knows or a mask without a
+    true can leave it, gives the first -inf, 0 where there is none, and no error: return reduce_max(logits) beside it to tell."""
     return reduce_argmax(floats(logits, "gumbel_max") + rng_gumbel(state, logits.shape))
 
 

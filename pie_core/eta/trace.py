@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 from pie_core.eta.canonical import canonical
+from pie_core.eta.constant_faults import ARITHMETIC, constant_fault
 from pie_core.eta.dtypes import DTYPES, to_word
 from pie_core.eta.errors import ProgramError, TraceError
 from pie_core.eta.ops import MAX_INDEX, OPS, OUTPUT_NAMES, Op
@@ -135,13 +136,27 @@ class Trace:
 
     def op(self, name: str, *operands: object) -> Tensor:
         """Append an op whose operands may be Python scalars: they take the dtype that the table has for their place, else that of the
-        tensors beside them."""
+        tensors beside them. Raises TraceError, as `add` does, and where a constant leaves nothing but NaN or infinities."""
         args: list[Tensor] = []
         for operand in operands:
             if not isinstance(operand, Tensor):
-                return self.add(name, self._with_constants(name, operands))
+                args = self._with_constants(name, operands)
+                break
             args.append(operand)
+        if name in ARITHMETIC:
+            self._check_constants(name, args)
         return self.add(name, args)
+
+    def _check_constants(self, name: str, args: Sequence[Tensor]) -> None:
+        for position, arg in enumerate(args):
+            if arg.shape or arg.dtype != "f32" or arg.trace is not self:
+                continue
+            node = self.ops[arg.id]
+            if node.name in ("param", "const"):
+                word = self.words[int(node.attrs["slot"])] if node.name == "param" else int(node.attrs["bits"])
+                fault = constant_fault(name, position, word)
+                if fault:
+                    raise TraceError(f"{self.table[name].py or name}: {fault}")
 
     def _with_constants(self, name: str, operands: Sequence[object]) -> list[Tensor]:
         row = self.table[name]

@@ -20,6 +20,7 @@ LOGITS = ROWS[0]
 COUNTS = RNG.integers(0, 3, VOCAB).astype(np.uint32)
 STATE = np.array([9, 4], np.uint32)
 F = FUNCTIONS
+NAN, INF = float("nan"), float("inf")
 
 
 def probabilities(x: Any) -> Any:
@@ -280,7 +281,29 @@ REFUSED = [
     (lambda: F["top_k_mask"](row(), 0), "k is an int of 1 or more, got 0"),
     (lambda: F["top_k_mask"](row(), 2.0), "k is an int of 1 or more, got 2.0"),
     (lambda: F["typical"](intrinsics.outputs(), 0.9), r"typical takes f32 \[n\], got f32\[3, 300\]"),
-    (lambda: F["sample"](row(), F["iota"](2), -1), "temperature is 0 or more, got -1"),
+    (lambda: F["sample"](row(), F["iota"](2), -1), r"sample: temperature is 0 \(greedy\) or 1e-30 or more, got -1"),
+    (lambda: F["sample"](row(), F["iota"](2), 1e-45), r"sample: temperature is 0 \(greedy\) or 1e-30 or more, got 1e-45"),
+    (lambda: F["sample"](row(), F["iota"](2), NAN), "sample: temperature is a finite number, got nan"),
+    (lambda: F["sample"](row(), F["iota"](2), INF), "sample: temperature is a finite number, got inf"),
+    (lambda: F["dynamic_temperature"](row(), NAN, 1.0), "dynamic_temperature: low is a finite number, got nan"),
+    (lambda: F["dynamic_temperature"](row(), 0.5, INF), "dynamic_temperature: high is a finite number, got inf"),
+    (lambda: F["dynamic_temperature"](row(), 0.5, 1.0, NAN), "dynamic_temperature: exponent is a finite number, got nan"),
+    (lambda: F["entropy_temperature"](row(), INF, 1.0), "entropy_temperature: temperature is a finite number, got inf"),
+    (lambda: F["entropy_temperature"](row(), 1.0, NAN), "entropy_temperature: theta is a finite number, got nan"),
+    (lambda: F["mirostat"](row(), row()[0], F["iota"](2), tau=NAN), "mirostat: tau is a finite number, got nan"),
+    (lambda: F["mirostat"](row(), row()[0], F["iota"](2), eta=-INF), "mirostat: eta is a finite number, got -inf"),
+    (lambda: F["top_p"](row(), NAN), "top_p: p lies between 0 and 1, got nan"),
+    (lambda: F["epsilon_cutoff"](row(), NAN), "epsilon_cutoff: epsilon is a number, got nan"),
+    (lambda: F["eta_cutoff"](row(), NAN), "eta_cutoff: epsilon is a number, got nan"),
+    (lambda: F["typical"](row(), NAN), "typical: mass is a number, got nan"),
+    (lambda: F["tail_free"](row(), NAN), "tail_free: z is a number, got nan"),
+    (lambda: F["xtc"](row(), NAN, 0.5, F["iota"](2)), "xtc: threshold is a number, got nan"),
+    (lambda: F["xtc"](row(), 0.5, NAN, F["iota"](2)), "xtc: probability is a number, got nan"),
+    (lambda: F["repetition_penalty"](row(), F["iota"](VOCAB), NAN), "repetition_penalty: penalty is a number, got nan"),
+    (lambda: F["repetition_penalty"](row(), F["iota"](VOCAB), 0.0), "div: a division by 0 gives infinities or NaN"),
+    (lambda: F["presence_penalty"](row(), F["iota"](VOCAB), NAN), "presence_penalty: penalty is a number, got nan"),
+    (lambda: F["frequency_penalty"](row(), F["iota"](VOCAB), NAN), "frequency_penalty: penalty is a number, got nan"),
+    (lambda: F["l2norm"](row(), NAN), "l2norm: eps is a number, got nan"),
     (lambda: F["entropy_temperature"](row(), 1.0, 1.0, 2.0), "base lies between 0 and 1"),
     (lambda: F["causal_mask"](F["iota"](3), row()), r"causal_mask takes keys as positions u32 \[n\], got f32\[300\]"),
     (lambda: F["causal_mask"](3, F["iota"](3)), r"takes queries as positions u32 \[n\], got int"),
@@ -295,6 +318,19 @@ REFUSED = [
 def test_arguments_that_make_no_sense_are_refused(fn: Callable[[], Any], message: str) -> None:
     with pytest.raises(TraceError, match=message):
         trace_epilogue(fn, Model(VOCAB, 8), rows=3)
+
+
+@pytest.mark.parametrize("cold", [0.0, 1e-45, -1.0, NAN])
+def test_a_temperature_that_only_the_device_knows_is_greedy_where_it_is_too_small(cold: float) -> None:
+    (token,) = run(lambda t, s: F["sample"](row(), s, t), cells=[np.float32(cold), STATE])
+    assert token == LOGITS.argmax()
+
+
+@pytest.mark.parametrize(("cells", "token"), [((NAN, NAN, NAN), 0), ((-INF, -INF, -INF), 0), ((NAN, -INF, -INF), 1), ((NAN, 3.0, 9.0), 2)])
+def test_what_a_row_of_nan_or_nothing_gives(cells: tuple[float, ...], token: int) -> None:
+    """As the reference says: no error, and the lowest index of the largest that is no NaN."""
+    row = np.array(cells, np.float32)
+    assert run(lambda x, s: (F["gumbel_max"](x * 1e6, s), F["reduce_argmax"](x)), cells=[row, STATE]) == [token, token]
 
 
 def test_tensors_as_arguments() -> None:

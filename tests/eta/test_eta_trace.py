@@ -118,6 +118,15 @@ def test_constants_take_the_dtype_beside_them() -> None:
     assert [bits_f32(w) for w in special.params] == [float("-inf"), float("inf")]
 
 
+def test_constants_that_mean_something_are_left_alone() -> None:
+    def fn() -> Any:
+        x = intrinsics.output(0)
+        i = F["reduce_argmax"](x)
+        return x / float("inf"), x / 1.2e-38, 0.0 / x, x + float("-inf"), F["select"](x > 0, x, float("nan")), i // 0, i % 0
+
+    assert len(trace_epilogue(fn, MODEL).program.outs) == 7
+
+
 def test_the_same_row_is_one_value_and_unused_ops_go() -> None:
     def fn() -> Any:
         x = intrinsics.output(0)
@@ -191,6 +200,16 @@ MISTAKES = [
     (lambda: F["iota"](4) / 2, "use // for integers"),
     (lambda: intrinsics.output(0) // 2, "use / for f32"),
     (lambda: F["iota"](4) * 0.5, r"mul: a float constant cannot be combined with a u32 tensor \(use cast"),
+    (lambda: intrinsics.output(0) / 0.0, r"div: a division by 0 gives infinities or NaN; .* reduce_argmax"),
+    (lambda: intrinsics.output(0) / 0, "div: a division by 0 gives"),
+    (lambda: intrinsics.output(0) / -0.0, "div: a division by 0 gives"),
+    (lambda: F["div"](1.0, F["constant"](0.0, "f32")), "div: a division by 0 gives"),
+    (lambda: intrinsics.output(0) % 0.0, "rem: a division by 0 gives"),
+    (lambda: intrinsics.output(0) / 1e-45, "div: a division by 1.4e-45, which devices may take as 0, gives infinities or NaN"),
+    (lambda: intrinsics.output(0) / -1e-39, "div: a division by -1e-39, which devices"),
+    (lambda: intrinsics.output(0) / float("nan"), "div: a constant is NaN, which makes every element NaN"),
+    (lambda: intrinsics.output(0) * float("nan"), "mul: a constant is NaN"),
+    (lambda: float("nan") - intrinsics.output(0), "sub: a constant is NaN"),
     (lambda: F["iota"](4) - -1, "sub: constant -1 does not fit u32"),
     (lambda: intrinsics.output(0) + True, "bool constant cannot be combined with a f32"),
     (lambda: intrinsics.output(0) + "x", "str constant"),

@@ -124,6 +124,8 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
     (f"lambda: gather({LOGITS}, {LOGITS})", "TraceError", ["gather", "f32[256]"]),
     (f"lambda: {LOGITS}[{LOGITS} > 0.0]", "TraceError", ["unknown length", "select"]),
     (f"lambda: {LOGITS}[256]", "TraceError", ["index 256 is out of range", "f32[256]"]),
+    (f"lambda: gumbel_max({LOGITS} / 0.0, rng.take())", "TraceError", ["div: a division by 0", "reduce_argmax(logits)"]),
+    (f"lambda: sample({LOGITS}, rng.take(), float('nan'))", "TraceError", ["sample: temperature is a finite number, got nan"]),
     (f"lambda: gumbel_max({LOGITS})", "TypeError", ["'state'", "gumbel_max(logits, state)"]),
     (f"lambda: gumbel_max({LOGITS}, rng)", "TraceError", ["rng_gumbel", "state u32[2], got Channel", "take()"]),
     (f"lambda: gumbel_max({LOGITS}, 7)", "TraceError", ["rng_gumbel", "state u32[2], got int"]),
