@@ -27,7 +27,8 @@ class Again:
 
     def find(self, payload: str) -> dict[str, Any] | None:
         """The checked fields of a submit that differs from an accepted one in nothing but token and output; None: look closely. The
-        future may be taken, and the budget used up."""
+        future may be taken, and the budget used up. "first": the fields that all of its kind share, where the executor keeps what the
+        handles in them stand for."""
         if not self._known:
             return None
         match = _STEADY.fullmatch(payload)
@@ -37,7 +38,7 @@ class Again:
         fields = self._known.get((before, between, behind))
         if fields is None or int(token) >= self._vocab or int(out) > MAX_ID:
             return None
-        return {**fields, "tokens": [int(token)], "outs": [int(out)]}
+        return {**fields, "tokens": [int(token)], "outs": [int(out)], "first": fields}
 
     def keep(self, payload: str, fields: dict[str, Any]) -> None:
         """A submit was accepted that took nothing of the host's and buffered nothing."""

@@ -361,7 +361,13 @@ class Executor:
             self._poke()
 
         try:
-            spec, entries = self._spec(p)
+            first, like = p.get("first"), p.get("spec")
+            if like is not None:  # the same pass as before with another token: its handles stand for the same
+                spec = PassSpec(p["tokens"], like.state, like.geometry, like.reads, like.program, like.params, like.channels)
+            else:
+                spec, entries = self._spec(p)
+                if first is not None and not entries:
+                    first["spec"] = spec
             self._outputs.update((future, []) for future in outs)
             self._instance.submit_with(self._pipe(p["pipe"]), spec, sink)
         except EngineError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
@@ -18,6 +19,9 @@ from pie_core.host.port import GuestPort
 from pie_core.host.services import LogSink, Services
 
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+_WAITS = re.compile(r'\{"s":"pending","w":\[([1-9][0-9]{0,15})\]\}')
 
 
 class Guest(Protocol):
@@ -165,7 +169,10 @@ class Process:
 
     async def _step(self, call: Callable[[str], Awaitable[str]], text: str) -> dict[str, Any]:
         try:
-            answer = loads(await call(text))
+            said = await call(text)
+            if (waits := _WAITS.fullmatch(said)) is not None:  # the answer of a step loop at each token
+                return {"s": "pending", "w": [int(waits[1])]}
+            answer = loads(said)
         except InferletFailed:
             raise
         except Exception as error:  # the guest's boundary: a trap, a limit or a broken answer ends this inferlet only
