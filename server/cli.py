@@ -174,8 +174,8 @@ def run(
 ) -> None:
     """Run one inferlet: `pie run FILE --key value …`. Prints what it sends, then its result as JSON on the last line.
 
-    A value that is JSON (5, true, [1, 2]) arrives as such, any other as text. `--key:text 5` passes text whatever it looks like,
-    `--key=--value` text that begins with dashes, a lone `--key` is true.
+    A value that is JSON (5, true, [1, 2]) arrives as such, any other as text, quotes included. `--key:text 5` passes text whatever
+    it looks like, `--key=--value` text that begins with dashes, a lone `--key` is true.
     """
     from pie_server.config import load_settings
     from pie_server.service import Service

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -26,11 +27,12 @@ from pie_core.eta import json_text, program
 from pie_core.host import ops
 from pie_core.host.budget import Budget
 from pie_core.text.tokenizer import MAX_CHARS
-from pie_server import cli_input, prewarm, recovery, service
+from pie_server import cli_input, listener, prewarm, recovery, service
 from pie_server.api import openai_schema
 from pie_server.api.openai import builtin_source
 from pie_server.cli import model_app
 from pie_server.config import Settings
+from pie_server.connection import Patience
 from pie_server.sandbox import STACK_BYTES, Limits
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -80,6 +82,27 @@ def test_the_inferlet_example(tmp_path: Path) -> None:
     assert "".join(streamed) == result["text"].rstrip("\n")
 
 
+async def test_the_inferlet_example_streams_whole_characters(tiny_model: Path) -> None:
+    """The tokens of the tiny model's characters are their bytes."""
+    (block,) = blocks("python inferlet")
+    assert block.count("range(8)") == block.count("fresh = [await out]") == 1
+    source = block.replace("range(8)", "range(7)").replace(
+        "fresh = [await out]", "fresh = [model.encode('\u65e5\U0001f600')[_]] if await out >= 0 else []"
+    )
+    sent: list[str] = []
+
+    async def keep(message: Any) -> None:
+        sent.append(message)
+
+    server = service.Service.from_settings(Settings(model=str(tiny_model), device="cpu", kv_pool_mb=4))
+    try:
+        await server.load()
+        assert await server.run(source, "inferlet.py", {"prompt": "x"}, keep) == {"text": "\u65e5\U0001f600"}
+    finally:
+        await server.close()
+    assert sent == ["", "", "\u65e5", "", "", "", "\U0001f600"]
+
+
 def test_commands_that_the_readme_names_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in set(re.findall(r"(?:^|`)make ([a-z]+)", README, flags=re.MULTILINE)):
@@ -94,7 +117,7 @@ CHAT = {
     for node in ast.parse(builtin_source("openai_chat.py")).body
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
 }
-BUDGET, LIMITS, SETTINGS = Budget(), Limits(), Settings.model_fields
+BUDGET, LIMITS, SETTINGS, PATIENCE = Budget(), Limits(), Settings.model_fields, Patience()
 PAGE_SENT = 8 << 20
 assert f"stepSent: {PAGE_SENT >> 20} << 20," in (ROOT / "web/src/inferlet/limits.ts").read_text(encoding="utf-8")
 DOCUMENTED = [  # beginning of a row, the limit as it is written there
@@ -132,6 +155,10 @@ DOCUMENTED = [  # beginning of a row, the limit as it is written there
     ("Python numbers in", f"{program.MAX_PARAMS}"),
     ("inference requests", f"{SETTINGS['max_concurrent'].default}"),
     ("request body", f"{SETTINGS['max_body_mb'].default:g} MB"),
+    ("a request head,", f"{PATIENCE.head_s:g} s, 8,190 bytes a line"),
+    ("a connection between", f"{PATIENCE.idle_s:g} s"),
+    ("a request body that stalls", f"{PATIENCE.body_s:g} s without a byte"),
+    ("open connections", f"the limit of open files less a quarter of it, {listener.OWN_FILES} at most"),
     ("messages of one request", f"{openai_schema.MAX_MESSAGES:,}"),
     ("answers of one request", f"{openai_schema.MAX_N}"),
     ("a file of `--prewarm`", f"{prewarm._FILE_BYTES >> 20} MiB, and less than the context"),
