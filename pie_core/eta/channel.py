@@ -26,7 +26,8 @@ def read(channel: ChannelLike) -> Tensor:
 
 
 def put(channel: ChannelLike, value: Tensor | Scalar) -> None:
-    """Put a value into the channel; the last of several in one pass wins."""
+    """Put a value into the channel. A pass puts one: of several puts in one pass only the last is there afterwards, and the ones before
+    are gone without an error; put a vector, or into a channel each, to keep them all."""
     if getattr(channel, "is_counter", False):
         raise TraceError("put: a counter advances by itself at each take")
     if not isinstance(value, (Tensor, bool, int, float)):

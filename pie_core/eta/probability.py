@@ -82,8 +82,8 @@ def masked_argmax(logits: Tensor, mask: Tensor) -> Tensor:
 
 def gumbel_max(logits: Tensor, state: Tensor) -> Tensor:
     """i32 sample from softmax(logits), one a row: argmax(logits + Gumbel noise of `state`). Divide the logits by the temperature first.
-    A NaN is never drawn; a row of nothing but NaN and -inf, as a temperature of 0 or NaN that only the device knows or a mask without a
-    true can leave it, gives the first -inf, 0 where there is none, and no error: return reduce_max(logits) beside it to tell."""
+    A NaN is never drawn; a row of nothing but NaN (a temperature that only the device knows) or of -inf throughout (a mask without a true)
+    gives 0, and no error: reduce_max(logits), -inf then, tells. Of several +inf the first is drawn."""
     return reduce_argmax(floats(logits, "gumbel_max") + rng_gumbel(state, logits.shape))
 
 

@@ -253,7 +253,7 @@ class Trace:
         return self._effect("read", chan)
 
     def put(self, channel: ChannelLike, value: Tensor | int | float | bool) -> None:
-        """Put `value` (a tensor of the channel's type, or a scalar for a scalar channel); the last of several wins."""
+        """Put `value` (a tensor of the channel's type, or a scalar for a scalar channel); of several in one pass only the last stays."""
         chan = self._touch(channel, "put")
         cell = self._chans[chan]
         if not isinstance(value, Tensor):

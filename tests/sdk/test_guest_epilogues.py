@@ -58,6 +58,22 @@ async def test_outputs_have_a_row_for_each_read_out(guest: Local, host: Scripted
     assert list(rows.shape) == shape
 
 
+ANY_ORDER = [
+    "fwd.epilogue(best); fwd.embed([1, 2]); fwd.state([ws])",
+    "fwd.epilogue(best); fwd.state([ws]); fwd.embed([1, 2])",
+    "fwd.read([0]); fwd.epilogue(best); fwd.state([ws]); fwd.embed([1, 2])",
+    "fwd.state([ws]); fwd.epilogue(best); fwd.embed([1, 2])",
+]
+
+
+@pytest.mark.parametrize("calls", ANY_ORDER)
+async def test_an_epilogue_over_single_read_outs_may_come_before_embed_and_state(guest: Local, host: ScriptedHost, calls: str) -> None:
+    body = f"best = lambda: reduce_argmax(intrinsics.output(0, x))\n{calls}\npipe.submit(fwd)"
+    await result_of(guest, host, program(body))
+    [submit] = host.payloads("submit")
+    assert (submit["tokens"], len(submit["ws"]), len(submit["outs"])) == ([1, 2], 1, 1) and submit["prog"]
+
+
 async def test_the_same_function_for_passes_of_other_read_outs(guest: Local, host: ScriptedHost) -> None:
     body = """
 def best():
@@ -169,6 +185,7 @@ ORDER: list[tuple[str, str, str]] = [
     ("fwd.embed([1]); fwd.state([ws]); fwd.epilogue(lambda: iota(2))\nfwd.read([0, 0])", "UsageError", "call read() before epilogue()"),
     ("fwd.embed([1]); fwd.state([ws]); fwd.epilogue(lambda: iota(2))\nfwd.read([0])", "UsageError", "call read() before epilogue()"),
     ("fwd.embed([1]); fwd.epilogue(lambda: iota(2))\nfwd.read([-1])", "UsageError", "call read() before epilogue()"),
+    ("fwd.epilogue(lambda: intrinsics.outputs(x))", "TraceError", "call .read(positions) before .epilogue(fn)"),
     ("fwd.prologue(lambda: None)", "UsageError", "call embed() first"),
     ("fwd.embed([1]); fwd.prologue(lambda: None)\nfwd.prologue(lambda: None)", "UsageError", "ForwardPass.prologue: called twice"),
     ("fwd.embed([1])\nfwd.prologue(lambda: intrinsics.output(0))", "TraceError", "only there inside a function given to .epilogue"),

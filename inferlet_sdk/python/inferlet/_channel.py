@@ -67,7 +67,8 @@ class Channel:
         return ch
 
     def put(self, value: Any) -> None:
-        """Append `value`. In an epilogue: a Tensor, from the device. Outside: numbers, from the program; raises ChannelFull."""
+        """Append `value`. In an epilogue: a Tensor, from the device; of several puts of one pass only the last is there afterwards.
+        Outside: numbers, from the program; raises ChannelFull."""
         if is_tracing():
             _in_trace.put(self, value)
         else:

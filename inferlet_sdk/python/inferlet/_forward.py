@@ -182,7 +182,7 @@ class ForwardPass:
         """Trace `fn` now and run it as a kernel behind the pass. Gives one awaitable Output for a tensor, a tuple of them for several;
         for none an empty one, whose `await` waits for the pass and raises why it failed.
 
-        Call `state` and `read` first: `intrinsics.outputs(name)` has a row for each read-out.
+        `read` comes first, and so does `state` where `fn` uses `intrinsics.outputs(name)`, which has a row for each read-out.
         """
         self._open("epilogue", self._prog or None)
         self._traced_rows = sum(map(len, self._reads)) if self._reads is not None else len(self._sets) or None

@@ -210,7 +210,7 @@ class WorkingSet:
         return ws
 
     def truncate(self, n: int) -> None:
-        """Cut the sequence back to `n` tokens; a frozen prefix only back to what it held when it was made or forked.
+        """Cut the sequence back to `n` tokens; a frozen prefix only back to what it held when it was made (0), opened or forked.
 
         A set on which a pass or an edit has failed is whole again once it is cut back to what it held before.
         """
