@@ -1,5 +1,7 @@
 """Constrained decoding: the answer is one of a list of choices; before each token the program says which tokens may come."""
 
+from itertools import pairwise
+
 from inferlet import chat, model
 from inferlet.eta import Channel, ForwardPass, Pipeline, StateGeometry, WorkingSet, intrinsics, mask_apply, reduce_argmax
 
@@ -14,11 +16,15 @@ def packed(ids: set[int]) -> list[int]:
 
 async def main(input: dict) -> dict:
     """Input: question, choices (texts of which none begins another). Of the tokens that go on with a choice the likeliest wins."""
-    choices = [str(choice) for choice in input.get("choices", ["yes", "no"])]
+    given = input.get("choices", ["yes", "no"])
+    choices = [str(choice) for choice in given] if isinstance(given, list) else []
     question = input.get("question", "Is the sky blue? Answer yes or no.")
     left = {choice: model.encode(choice) for choice in choices}
     if not left or any(not ids for ids in left.values()):
         raise ValueError("choices must be a list of texts, none of them empty")
+    for first, then in pairwise(sorted(left)):
+        if then.startswith(first):
+            raise ValueError(f"of the choices {first!r} begins {then!r}; use texts of which none begins another")
     tokens = chat.render([{"role": "user", "content": question}])
     ws, pipe, allowed = WorkingSet(), Pipeline(), Channel("u32", (-(-model.vocab // 32),))
     while len(left) > 1:
@@ -30,8 +36,5 @@ async def main(input: dict) -> dict:
         pipe.submit(fwd)
         tokens = [await out]
         left = {choice: ids[1:] for choice, ids in left.items() if ids[0] == tokens[0]}
-        ended = [choice for choice, ids in left.items() if not ids]
-        if ended:
-            left = {ended[0]: []}
     pipe.close()
     return {"answer": next(iter(left))}

@@ -9,6 +9,8 @@ GREEDY = 1e-30  # the temperature that stands for 0: it leaves nothing to chance
 async def main(input: dict) -> dict:
     """Input: prompt, max_tokens (16), epsilon (0.002), temperature (0.8; 0 is greedy), seed (0)."""
     epsilon = float(input.get("epsilon", 0.002))
+    if not 0 <= epsilon <= 1:
+        raise ValueError(f"epsilon is {epsilon}; use a probability, 0 to 1")
     temperature = float(input.get("temperature", 0.8))
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature is {temperature}; use a number >= 0")

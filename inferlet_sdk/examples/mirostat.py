@@ -8,6 +8,8 @@ async def main(input: dict) -> dict:
     """Input: prompt, max_tokens (16), tau (3.0), rate (0.1), seed (0)."""
     tau = float(input.get("tau", 3.0))
     rate = float(input.get("rate", 0.1))
+    if not 0 <= tau < float("inf") or not 0 <= rate < float("inf"):
+        raise ValueError(f"tau is {tau} and rate {rate}; use numbers >= 0")
     seed, max_tokens = int(input.get("seed", 0)), int(input.get("max_tokens", 16))
     tokens = chat.prefix() + model.encode(input.get("prompt", "Once upon a time"))
     ws, pipe, rng, mu = WorkingSet(), Pipeline(), Channel.counter(seed), Channel.of(2 * tau)

@@ -27,6 +27,10 @@ async def main(input: dict) -> dict:
     repetition = float(input.get("repetition", 1.1))
     presence = float(input.get("presence", 0.3))
     frequency = float(input.get("frequency", 0.3))
+    if not 0 < repetition < float("inf"):
+        raise ValueError(f"repetition is {repetition}; use a number above 0; 1 changes nothing")
+    if not all(abs(penalty) < float("inf") for penalty in (presence, frequency)):
+        raise ValueError(f"presence is {presence} and frequency {frequency}; use finite numbers; 0 changes nothing")
     temperature = float(input.get("temperature", 0.8))
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature is {temperature}; use a number >= 0")

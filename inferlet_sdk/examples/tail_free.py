@@ -9,6 +9,8 @@ GREEDY = 1e-30  # the temperature that stands for 0: it leaves nothing to chance
 async def main(input: dict) -> dict:
     """Input: prompt, max_tokens (16), z (0.95), temperature (0.8; 0 is greedy), seed (0)."""
     z = float(input.get("z", 0.95))
+    if not 0 <= z < float("inf"):
+        raise ValueError(f"z is {z}; use a number >= 0, such as 0.95; from 1 on all tokens stay")
     temperature = float(input.get("temperature", 0.8))
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature is {temperature}; use a number >= 0")

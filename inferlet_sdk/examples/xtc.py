@@ -10,6 +10,10 @@ async def main(input: dict) -> dict:
     """Input: prompt, max_tokens (16), threshold (0.1), probability (0.5), temperature (0.8; 0 is greedy), seed (0)."""
     threshold = float(input.get("threshold", 0.1))
     probability = float(input.get("probability", 0.5))
+    if not 0 <= threshold < float("inf"):
+        raise ValueError(f"threshold is {threshold}; use a number >= 0; above 0.5 nothing is struck")
+    if not 0 <= probability <= 1:
+        raise ValueError(f"probability is {probability}; use a number from 0 to 1")
     temperature = float(input.get("temperature", 0.8))
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature is {temperature}; use a number >= 0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,30 @@ async def test_a_temperature_that_is_none_is_refused_in_words(
     key = "high" if path.stem == "dynamic_temperature" else "temperature"
     error = (await drive(guest, host, path.read_text(encoding="utf-8"), {key: temperature}))["e"]
     assert error["type"] == "ValueError" and "use " in error["message"] and ">= 0" in error["message"], error
+    assert not host.payloads("submit")
+
+
+@pytest.mark.parametrize(
+    ("name", "input", "words"),
+    [
+        *(("typical", {"mass": value}, "mass is .*; use a number >= 0") for value in ("nan", -0.1, "inf")),
+        *(("tail_free", {"z": value}, "z is .*; use a number >= 0") for value in ("nan", -0.1, "inf")),
+        *(("eta_cutoff", {"epsilon": value}, "epsilon is .*; use a probability") for value in ("nan", -1, 1.5)),
+        *(("xtc", {"threshold": value}, "threshold is .*; use a number >= 0") for value in ("nan", -1, "inf")),
+        *(("xtc", {"probability": value}, "probability is .*; use a number from 0 to 1") for value in ("nan", -1, 7)),
+        *(("mirostat", {"tau": value}, "tau is .*; use numbers >= 0") for value in ("nan", -5, "inf")),
+        *(("mirostat", {"rate": value}, "rate .*; use numbers >= 0") for value in ("nan", -0.1)),
+        *(("penalties", {"repetition": value}, "repetition is .*; use a number above 0") for value in ("nan", -1, 0, "inf")),
+        *(("penalties", {name: "nan"}, f"{name} .*; use finite numbers") for name in ("presence", "frequency")),
+        *(("constrained", {"choices": value}, "must be a list of texts") for value in ("yes", [], ["a", ""], {"a": 1}, None)),
+        ("constrained", {"choices": ["\u65e5\u672c", "no", "\u65e5"]}, "'\u65e5' begins '\u65e5\u672c'"),
+    ],
+)
+async def test_a_setting_that_is_none_is_refused_in_words(
+    guest: Local, host: ScriptedHost, name: str, input: dict[str, Any], words: str
+) -> None:
+    error = (await drive(guest, host, (EXAMPLES / f"{name}.py").read_text(encoding="utf-8"), input))["e"]
+    assert error["type"] == "ValueError" and re.search(words, error["message"]), error
     assert not host.payloads("submit")
 
 

@@ -86,9 +86,8 @@ async def test_the_inferlet_example_streams_whole_characters(tiny_model: Path) -
     """The tokens of the tiny model's characters are their bytes."""
     (block,) = blocks("python inferlet")
     assert block.count("range(8)") == block.count("fresh = [await out]") == 1
-    source = block.replace("range(8)", "range(7)").replace(
-        "fresh = [await out]", "fresh = [model.encode('\u65e5\U0001f600')[_]] if await out >= 0 else []"
-    )
+    forced = "await out; fresh = [model.encode('\u65e5\U0001f600')[_]]"
+    source = block.replace("range(8)", "range(7)").replace("fresh = [await out]", forced)
     sent: list[str] = []
 
     async def keep(message: Any) -> None:
