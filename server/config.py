@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from pie_server.errors import UserError
+from pie_server.hosts import host_name, origin_name
 
 DeviceName = Literal["auto", "cpu", "webgpu"]
 
@@ -48,6 +50,26 @@ class Settings(BaseSettings):
     def _split(cls, value: Any) -> Any:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
+    @field_validator("allowed_hosts", "cors_origins")
+    @classmethod
+    def _named(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        return [_name(host_name if info.field_name == "allowed_hosts" else origin_name, item) for item in value]
+
+
+class _BadItem(ValueError):
+    """An item of a list; `wanted` says what to use instead."""
+
+    def __init__(self, item: str, wanted: str) -> None:
+        super().__init__(wanted)
+        self.item, self.wanted = item, wanted
+
+
+def _name(form: Callable[[str], str], item: str) -> str:
+    try:
+        return form(item)
+    except ValueError as error:
+        raise _BadItem(item, str(error)) from None
+
 
 def load_settings(**flags: Any) -> Settings:
     """Settings with `flags` over the environment; a flag that is None was not given. Raises UserError naming the field and value."""
@@ -59,8 +81,9 @@ def load_settings(**flags: Any) -> Settings:
         field = str(first["loc"][0])
         flag = f"--{FLAGS.get(field, field).replace('_', '-')}"
         places = (flag, f"PIE_{field.upper()}") if field in given else (f"PIE_{field.upper()}", flag)
-        value = str(first.get("input"))
-        raise UserError(f"{places[0]} (or {places[1]}) is {value!r}; use {_wanted(field)}") from None
+        bad = first.get("ctx", {}).get("error")
+        value, wanted = (bad.item, bad.wanted) if isinstance(bad, _BadItem) else (str(first.get("input")), _wanted(field))
+        raise UserError(f"{places[0]} (or {places[1]}) is {value!r}; use {wanted}") from None
 
 
 FLAGS = {"cors_origins": "cors_origin", "allowed_hosts": "allowed_host"}  # a list's flag gives one item

@@ -229,12 +229,29 @@ def test_settings_come_from_flags_then_the_environment(monkeypatch: pytest.Monke
         ({"port": 70_000}, r"^--port \(or PIE_PORT\) is '70000'; use a whole number from 0 to 65535$"),
         ({"kv_pool_mb": 0}, r"^--kv-pool-mb \(or PIE_KV_POOL_MB\) is '0'; use a whole number from 1 to 1048576$"),
         ({"device": "tpu"}, "--device.* is 'tpu'; use one of auto, cpu, webgpu"),
+        *(
+            ({"cors_origins": [origin]}, f"^--cors-origin \\(or PIE_CORS_ORIGINS\\) is '{origin}'; use an origin such as https://")
+            for origin in ("example.com", "localhost:3000", "https://a.example/path", "https://", "https://a:x", "https://u@a.example", "")
+        ),
+        *(
+            ({"allowed_hosts": [host]}, f"^--allowed-host \\(or PIE_ALLOWED_HOSTS\\) is '{host}'; use a bare host name")
+            for host in ("http://foo/", "foo:8080", "foo/bar", "b a", "")
+        ),
         ({"max_body_mb": float("nan")}, "--max-body-mb.* is 'nan'; use a number above 0 and at most 1024"),
     ],
 )
 def test_bad_settings_name_flag_variable_and_value(flags: dict[str, Any], match: str) -> None:
     with pytest.raises(UserError, match=match):
         load_settings(**flags)
+
+
+def test_hosts_and_origins_are_kept_as_requests_name_them() -> None:
+    settings = load_settings(
+        cors_origins=["HTTPS://A.Example:443/", "http://localhost:3000", "http://[::1]:80", "*", "null", "app://main"],
+        allowed_hosts=["Pie.Example.", "[::1]", "10.0.0.1", "*", "my_box"],
+    )
+    assert settings.cors_origins == ["https://a.example", "http://localhost:3000", "http://[::1]", "*", "null", "app://main"]
+    assert settings.allowed_hosts == ["pie.example", "::1", "10.0.0.1", "*", "my_box"]
 
 
 def test_a_bad_setting_of_the_environment_names_the_variable_first(monkeypatch: pytest.MonkeyPatch) -> None:
