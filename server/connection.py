@@ -17,6 +17,9 @@ from pie_server.logs import log, where
 BODY_FAULTS = (web.RequestPayloadError, HttpProcessingError)  # raised where a body is read that its head describes wrongly
 
 
+CODINGS = {"identity", "gzip", "deflate", "br", "zstd"}  # of bodies; the parser refuses of these what it has no decoder for
+
+
 @dataclass(frozen=True)
 class Patience:
     """Seconds that a client may take: `head_s` for a whole request head, from its first byte or from the connection's start; `idle_s`
@@ -100,16 +103,34 @@ class Connection(web.RequestHandler):
         log("request_refused" if known else "request_fault", level, status=status, error=where(exc) if exc is not None else None)
         if request.writer.output_size > 0:
             raise ConnectionError("a part of the response is sent already")
-        text = f"the request cannot be read: {_said(exc, message)}" if known else "the server hit an internal error"
-        error = ApiError(status, text, code="invalid_http" if known else "internal_error")
+        if isinstance(exc, ContentEncodingError):
+            error = _bad_coding(exc.message.removeprefix("Can not decode content-encoding: "))
+        elif known:
+            error = ApiError(status, f"the request cannot be read: {_said(exc, message)}", code="invalid_http")
+        else:
+            error = ApiError(status, "the server hit an internal error", code="internal_error")
         response = web.Response(status=status, text=json.dumps(error.body()), content_type="application/json")
         response.force_close()
         return response
 
 
+def unread_coding() -> ApiError:
+    """The answer to a body of a Content-Encoding that nobody here reads. It has no name: the parser does not tell it."""
+    text = "the request body cannot be read: its Content-Encoding is none that this server takes; send it as it is, or as gzip or deflate"
+    return ApiError(400, text, code="invalid_body", headers={"Connection": "close"})
+
+
+def wrong_coding(name: str) -> ApiError:
+    """The answer to a body that is not in the coding that its head names."""
+    text = f"the request body cannot be read: it is no {one_sentence(name)[:40]}, which its Content-Encoding names"
+    return ApiError(400, text, code="invalid_body", headers={"Connection": "close"})
+
+
+def _bad_coding(name: str) -> ApiError:
+    return wrong_coding(name) if name in CODINGS else unread_coding()  # not the name but advice, where there is no decoder
+
+
 def _said(error: BaseException | None, message: str | None) -> str:
     if isinstance(error, LineTooLong):
         return f"a line of its head is longer than {error.args[1]} bytes"
-    if isinstance(error, ContentEncodingError):
-        return f"it is no {one_sentence(error.message)[:40]}, which its Content-Encoding names"
     return one_sentence((message or "").partition("\n")[0])[:200].rstrip(":") or "it is no HTTP request"

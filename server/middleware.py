@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from pie_server.config import Settings
-from pie_server.connection import BODY_FAULTS, BodyTimeout
+from pie_server.connection import BODY_FAULTS, CODINGS, BodyTimeout, unread_coding, wrong_coding
 from pie_server.drain import DRAIN
 from pie_server.errors import ApiError, one_sentence
 from pie_server.hosts import host_allowed
@@ -107,6 +107,8 @@ async def _answer(request: web.Request, handler: Handler, settings: Settings) ->
             raise ApiError(
                 403, "requests from this web origin are not allowed; start the server with --cors-origin", code="origin_not_allowed"
             )
+        if request.can_read_body and request.headers.get("Content-Encoding", "identity").strip().lower() not in CODINGS:
+            raise unread_coding()  # the parser passes what it does not know on as it is
         return await handler(request)
     except ApiError as error:
         return error_response(error)
@@ -116,8 +118,9 @@ async def _answer(request: web.Request, handler: Handler, settings: Settings) ->
         return error_response(ApiError(408, str(error), code="request_timeout", headers={"Connection": "close"}))
     except BODY_FAULTS:
         coding = request.headers.get("Content-Encoding")
-        said = f"it is no {one_sentence(coding)[:40]}, which its Content-Encoding names" if coding else "it does not end as its head says"
-        message = f"the request body cannot be read: {said}"
+        if coding is not None:
+            return error_response(wrong_coding(coding))
+        message = "the request body cannot be read: it does not end as its head says"
         return error_response(ApiError(400, message, code="invalid_body", headers={"Connection": "close"}))
     except (asyncio.CancelledError, ConnectionResetError):
         raise

@@ -138,6 +138,7 @@ async def test_a_stop_waits_no_longer_than_for_the_last_request() -> None:
 
 JUNK = b'{"messages": 1}'
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 15\r\n"
+NO_CODING = "its Content-Encoding is none that this server takes; send it as it is, or as gzip or deflate"
 
 
 @pytest.mark.parametrize(
@@ -145,6 +146,10 @@ POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: cl
     [
         (POST + b"Content-Encoding: gzip\r\n\r\n" + JUNK, "it is no gzip, which its Content-Encoding names"),
         (POST + b"Content-Encoding: deflate\r\n\r\n" + JUNK, "it is no deflate"),
+        *(
+            (POST + b"Content-Encoding: " + name + b"\r\n\r\n" + JUNK, NO_CODING)
+            for name in (b"br", b"zstd", b"foo", b"gzip, gzip", b"ZSTD")
+        ),
         (POST + b"X: " + b"a" * 20_000 + b"\r\n\r\n" + JUNK, "a line of its head is longer than 8190 bytes"),
         (b"garbage\r\n\r\n", "the request cannot be read"),
     ],
@@ -170,6 +175,7 @@ async def test_what_cannot_be_read_is_a_400_and_at_most_one_line_without_a_trace
     assert b" 400 " in head.splitlines()[0]
     error = json.loads(body)["error"]
     assert error["type"] == "invalid_request_error" and match in error["message"]
+    assert error["code"] == ("invalid_body" if "Content-Encoding" in match or "deflate" in match else "invalid_http")
 
 
 async def test_a_signal_while_loading_ends_at_once() -> None:
