@@ -117,6 +117,7 @@ class Pass:
         "embed",
         "ended",
         "failure",
+        "fault",
         "found",
         "geometry",
         "info",
@@ -189,6 +190,7 @@ class Pass:
         self._final = False
         self.ended = False
         self.failure: EngineError | None = None
+        self.fault: EngineError | None = None  # what the host found wrong with its tokens when its step was read
         self.undone = False  # cancelled whole: it gave back what it had
         self.status_word = -1
         self.out_words: list[int] = []

@@ -61,6 +61,7 @@ class SetTokens:
         "reuse",
         "slack",
         "state",
+        "unseen",
     )
 
     def __init__(
@@ -73,6 +74,8 @@ class SetTokens:
         self.pages: list[int] = []
         self.frozen = 0
         self.length = 0
+        # (number, length, frozen before it) of the first pass that took ids which neither the host nor a read-out behind it has seen
+        self.unseen: tuple[int, int, int] | None = None
         self.parents: list[int] | None = None  # in the buffer, where it is a tree; None: each token follows the one before
         self.recipe = Recipe()
         self.state = state  # of a model that has recurrent state
@@ -214,6 +217,8 @@ class SetTokens:
 
     def restore(self, length: int, frozen: int) -> None:
         """Cut back to `length` tokens, `frozen` of them frozen."""
+        if self.unseen is not None and length <= self.unseen[1]:
+            self.unseen = None
         self.length, self.frozen = length, frozen
         if self.slack is not None:
             self.slack.cut(length)
@@ -235,6 +240,9 @@ class SetTokens:
         self.length -= gone
         self.frozen -= gone
         self.cuts += 1
+        if self.unseen is not None and self.unseen[1] >= end:
+            seq, length, frozen = self.unseen
+            self.unseen = seq, length - gone, frozen - gone
         self.fork_points = {p for p in self.fork_points if p <= start}
         if start < self._public < EVERYTHING:
             self._public = max(start, self._public - gone)

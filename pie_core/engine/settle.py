@@ -49,23 +49,51 @@ def publish_pages(step: Step, results: memoryview) -> None:
     words = results.cast("B").cast("I")
     bad = set()
     for work in step.passes:
-        if work.status_word >= 0 and words[work.status_word]:
+        failed = work.status_word >= 0 and words[work.status_word] != 0
+        if work.embed is not None and not work.ended:
+            _learn(work, work.embed, failed)
+        elif not failed and any(part.ws.unseen is not None for part in work.parts) and _vouches(work):
+            for part in work.parts:
+                part.ws.unseen = None
+        if failed or work.fault is not None:
             bad.add(work)
-        elif work.embed is not None and not work.ended:
-            _learn(work, work.embed)
     for work, ws, length in step.written:
         if not work.ended and not ws.dropped and work not in bad and ws.failure(work.seq) is None:
             ws.publish(length)
 
 
-def _learn(work: Pass, embed: ChannelUse) -> None:
-    """The recipes of a pass whose tokens came from a channel, if the host knows the cell and the ids are ids."""
+def _learn(work: Pass, embed: ChannelUse, failed: bool) -> None:
+    """Which tokens a pass took from a channel, if the host knows the cell: they are its sets' recipes, unless it failed, or one of them is
+    the pass's fault. Where it does not know, somebody has to have seen the numbers that came of them (`WorkingSet.unseen`)."""
     ids = embed.channel.seen.pop(embed.take_cell, None)
-    if ids is not None and max(ids) < work.instance.engine.limits.vocab:
+    if ids is None:
+        seen = _vouches(work)
+        for part in () if failed else work.parts:
+            if seen:
+                part.ws.unseen = None
+            elif part.ws.unseen is None:
+                part.ws.unseen = (work.seq, *part.undo)
+        return
+    vocab = work.instance.engine.limits.vocab
+    if max(ids) >= vocab:
+        at = next(k for k, token in enumerate(ids) if token >= vocab)
+        token = ids[at] - (1 << 32) if embed.channel.dtype == "i32" and ids[at] >> 31 else ids[at]
+        work.fault = PassFailed(
+            f"token {at} of the pass, read from a channel, is {token}, which is outside the vocabulary: ids are 0 .. {vocab - 1}",
+            token=token,
+            vocab=vocab,
+        )
+    elif not failed:
         at = 0
         for part in work.parts:
             part.ws.recipe.fill(part.undo[0], ids[at : at + part.n].tolist())
             at += part.n
+
+
+def _vouches(work: Pass) -> bool:
+    """Whether a fine status says so of all tokens of its sets: the epilogue looks at read-outs that see each of them."""
+    info = work.info
+    return info is not None and info.rows >= work.reads and work.plain and all(part.n - 1 in part.reads for part in work.parts)
 
 
 def _says_stop(work: Pass, words: memoryview) -> bool:
@@ -87,12 +115,18 @@ def _fault(work: Pass, words: memoryview) -> EngineError | None:
             cause = part.ws.failure(work.seq)
             if cause is not None:
                 return cause
+    if work.fault is not None:
+        return work.fault
     status = words[work.status_word] if work.status_word >= 0 else 0
     if not status:
         return None
     if status & _NAN_ROW:
-        fed = ", or a token id read from a channel is outside the vocabulary" if work.embed is not None else ""
-        return PassFailed(f"a read-out row of the pass holds NaN: the model's numbers overflowed{fed}", status=status)
+        unseen = [part.ws for part in work.parts if part.ws.unseen is not None]
+        fed = ", or a token id read from a channel is outside the vocabulary" if unseen or work.embed is not None else ""
+        told: EngineError = PassFailed(f"a read-out row of the pass holds NaN: the model's numbers overflowed{fed}", status=status)
+        for ws in unseen:
+            told = ws.blame_unseen(told, work.seq)
+        return told
     return PassFailed(f"the device reported status {status:#x} for the pass", status=status)
 
 

@@ -27,6 +27,7 @@ __all__ = ["EVERYTHING", "WorkingSet", "pages_for"]
 
 
 PASS = "an earlier pass on this working set failed"
+UNSEEN = "an earlier pass on this working set took tokens from a channel that no read-out has seen since, and now a later one failed"
 EDIT = "an earlier edit of this working set failed"
 FORKED = "this working set was forked from one on which a pass or an edit had failed"
 
@@ -208,6 +209,7 @@ class WorkingSet(SetEdits):
         if child.state is not None and self.state is not None:
             child.state.become(self.state, length)
         child.length, child.frozen = length, self.frozen
+        child.unseen = self.unseen if self.unseen is not None and self.unseen[1] < length else None
         child.parents = list(self.parents) if buffer and self.parents is not None else None
         child.last_step = self.last_step  # a copy of the partial page must come after the step that writes the parent's tokens
         child.fork_points = {self.frozen, length}
@@ -236,6 +238,14 @@ class WorkingSet(SetEdits):
             self.error, self.failed, self.fail_since = cause.root(), what, since
             known = sound is not None and (self.slack is None or not self.slack.pending or sound[0] <= self.slack.base)
             self.sound = sound if known else None  # behind a count on its way lengths are upper bounds
+
+    def blame_unseen(self, cause: EngineError, seq: int) -> EngineError:
+        """Fail from the first pass on whose ids nobody has seen: a read-out behind it is bad (`cause`). Gives what pass `seq` is told."""
+        if self.unseen is None:
+            return cause
+        since, *sound = self.unseen
+        self.fail(cause, UNSEEN, since, (sound[0], sound[1]))
+        return self.failure(seq) or cause
 
     def fail_as(self, parent: WorkingSet) -> None:
         """Fail, since the set that this one is to be forked from has failed."""

@@ -256,10 +256,10 @@ async def test_a_poisoned_channel_says_so_and_what_to_do() -> None:
         shared, seen = inst.channel("u32", [2], seed=[1, 2]), inst.channel("u32", [2], 4, host="reader")
         bad = inst.submit(pipe, spec(outside(inst), [ws], draw))[0]
         first = inst.take(seen)
-        await fails(bad, PassFailed, "^a read-out row")
-        await fails(first, PassFailed, "^a read-out row")
+        await fails(bad, PassFailed, "^token 0 of the pass, read from a channel, is 89")
+        await fails(first, PassFailed, "^token 0 of the pass")
         for _ in range(2):
-            told = await fails(inst.submit(inst.pipeline(), spec([1], [inst.working_set()], draw))[0], PassFailed, "a read-out row")
+            told = await fails(inst.submit(inst.pipeline(), spec([1], [inst.working_set()], draw))[0], PassFailed, "token 0 of")
             assert told.startswith("an earlier value of the u32[2] channel failed: ") and told.endswith("; make a new channel")
             assert told.count("failed:") == 1
         inst.close()
