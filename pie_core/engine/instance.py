@@ -128,9 +128,9 @@ class Instance(PageOwner):
 
     def save(self, ws: WorkingSet, name: str, sink: Callable[[int | None, EngineError | None], None]) -> None:
         """Keep the set under `name` for this tenant, as it is after the passes accepted so far; `sink` gets its tokens, or the error.
-        Raises InvalidState for a bad name."""
+        The save asked for last wins. Raises InvalidState for a bad name."""
         check_name(name)
-        self.ask(ws, lambda seq: self.engine.saved.save(self, ws, name, seq, sink), sink)
+        self.engine.saved.save(self, ws, name, sink)
 
     def open(self, name: str, sink: Callable[[int | None, EngineError | None], None]) -> WorkingSet:
         """The set that was saved as `name`; it can be used at once, `sink` gets its tokens when it is there, or the error.

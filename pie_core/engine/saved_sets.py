@@ -114,6 +114,18 @@ def unknown(name: str) -> UnknownSavedSet:
     return UnknownSavedSet(f"no working set is saved as {name!r}: it never was, or it had to make room for later ones")
 
 
+class _Name:
+    """A name under which sets are being saved: how many, and the place in the order of acceptance of the one that is kept."""
+
+    __slots__ = ("name", "saves", "stored", "writing")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.saves = 0
+        self.stored = -1
+        self.writing = asyncio.Lock()
+
+
 class SavedSets:
     """Saves and opens the working sets of one engine. Reads, files and writes go on beside the steps."""
 
@@ -121,6 +133,7 @@ class SavedSets:
         self._engine = engine
         self._store = store
         self._reading = 0  # bytes of pages that are on their way from the device to the store
+        self._names: dict[tuple[str, str], _Name] = {}  # those of saves that were asked for and have not ended, by tenant and name
         self._tasks: set[asyncio.Task[int]] = set()
         self._cause: EngineError | None = None  # of the end
 
@@ -131,8 +144,30 @@ class SavedSets:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def save(self, instance: Instance, ws: WorkingSet, name: str, seq: int, sink: Sink) -> None:
-        """Keep what `ws` is now; `sink` gets its tokens. The pages are read as they are at this call."""
+    def save(self, instance: Instance, ws: WorkingSet, name: str, sink: Sink) -> None:
+        """Keep what `ws` is after the passes accepted so far; `sink` gets its tokens, or the error. Of several saves under one name,
+        the one asked for last is kept, whichever is ready first. Raises InvalidState."""
+        key = instance.tenant, name
+        saved = self._names.setdefault(key, _Name(name))
+        saved.saves += 1
+
+        def leave() -> None:
+            saved.saves -= 1
+            if not saved.saves:
+                del self._names[key]
+
+        def ended(n: int | None, error: EngineError | None) -> None:
+            leave()
+            sink(n, error)
+
+        try:
+            instance.ask(ws, lambda seq: self._save(instance, ws, seq, saved, ended), ended)
+        except EngineError:
+            leave()
+            raise
+
+    def _save(self, instance: Instance, ws: WorkingSet, seq: int, saved: _Name, sink: Sink) -> None:
+        """Keep what `ws` is now: the pages are read as they are at this call. `seq`: when it was asked for."""
         if not self._may_begin(instance, len(ws.pages), sink):
             return
         recipe, length, pages = ws.recipe, ws.length, list(ws.pages)
@@ -164,7 +199,10 @@ class SavedSets:
             if failed is not None:
                 raise failed
             kept = Snapshot(empty.length, empty.frozen, empty.parents, empty.ids, empty.known, kv)
-            await self._store.put(instance.tenant, name, kept)
+            async with saved.writing:
+                if saved.stored < seq:  # else it would have been replaced already
+                    await self._store.put(instance.tenant, saved.name, kept)
+                    saved.stored = seq
             return length
 
         self._go(instance, keep(), len(pages), sink)

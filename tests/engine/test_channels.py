@@ -287,7 +287,7 @@ async def test_a_fault_poisons_and_others_go_on() -> None:
         fed = inst.submit(pipe, spec(seed, [bad_ws], feed_back(ch, reader)))[0]
         after = inst.submit(pipe, spec(ch, [bad_ws], argmax))[0]
         healthy = asyncio.ensure_future(decode(inst, [3], 4))
-        with pytest.raises(PassFailed, match="^token 0 of the pass.* outside the vocabulary"):
+        with pytest.raises(PassFailed, match=r"^token 0 of the pass.* outside the vocabulary"):
             await fed
         with pytest.raises(PassFailed, match="outside the vocabulary"):
             await after

@@ -112,6 +112,68 @@ async def test_buffer_tree_and_fork_points_come_along(engines: Engines) -> None:
     await engines.stop()
 
 
+@pytest.mark.parametrize("slow", ["passes", "pages", "writing", "none"])
+@pytest.mark.parametrize("instances", [1, 2])
+async def test_of_two_saves_of_one_name_the_one_asked_for_last_is_kept(engines: Engines, slow: str, instances: int) -> None:
+    """Though the first is ready later: its passes, its pages or its write take longer."""
+    engine = engines.start()
+    opens = [engine.open_instance(f"i{k}", "ann") for k in range(instances)]
+    inst, other = opens[0], opens[-1]
+    first, second = inst.working_set(), other.working_set()
+    runner = engine.runner
+    assert isinstance(runner, FakeRunner)
+    await other.submit(other.pipeline(), PassSpec([1, 2, 3], [second]))[0]
+    if slow != "passes":
+        await inst.submit(inst.pipeline(), PassSpec(STEM, [first]))[0]
+    put, names = engine.saved._store.put, engine.saved._names
+
+    async def late(tenant: str, name: str, snapshot: Snapshot) -> None:
+        if slow == "writing" and snapshot.length == 37:
+            await asyncio.sleep(0.02)
+        await put(tenant, name, snapshot)
+
+    engine.saved._store.put = late  # type: ignore[method-assign]
+    runner.hold = slow == "passes"
+    runner.delay = 0.02 if slow == "pages" else 0.0
+    if slow == "passes":
+        inst.submit(inst.pipeline(), PassSpec(STEM, [first]))
+        await settle()
+    one = save(inst, first)
+    runner.delay = 0.0
+    two = save(other, second)
+    assert await two == 3
+    runner.hold = False
+    runner.release()
+    assert await one == 37, "as if it had been kept and replaced"
+    engine.saved._store.put = put  # type: ignore[method-assign]
+    assert not names
+    again, there = opened(inst)
+    assert await there == 3
+    assert await inst.submit(inst.pipeline(), greedy([4], again))[0] == reference([1, 2, 3, 4])
+    assert await save(inst, first) == 37, "a later one"
+    assert await opened(inst)[1] == 37
+    for each in opens:
+        each.close()
+    await engines.stop()
+
+
+async def test_where_the_last_save_of_a_name_fails_the_one_before_it_is_kept(engines: Engines) -> None:
+    engine = engines.start()
+    inst = engine.open_instance("a")
+    ws, failed = await prefilled(inst), inst.working_set()
+    one = save(inst, ws)
+    inst.truncate(failed, 9)  # past the end
+    with pytest.raises(InvalidState):
+        await save(inst, failed)
+    inst.drop(failed)
+    with pytest.raises(InvalidState, match="dropped"):
+        save(inst, failed)
+    assert await one == 37 and await opened(inst)[1] == 37
+    assert not engine.saved._names
+    inst.close()
+    await engines.stop()
+
+
 async def test_later_writes_and_saves_change_nothing_of_an_earlier_one(engines: Engines) -> None:
     engine = engines.start()
     inst, pipe = (made := engine.open_instance("a")), made.pipeline()
