@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from pie_core.device.protocol import PAGE_TOKENS
 from pie_core.text.chat import ChatEncoder
 from pie_core.text.stream import TextError
 from pie_server.api.openai_schema import parse_messages
@@ -15,6 +16,7 @@ from pie_server.cli_input import read_json_file
 from pie_server.errors import ApiError, UserError
 
 _FILE_BYTES = 64 << 20
+_PART = 16 * PAGE_TOKENS  # tokens computed between two reports of the progress
 _NEXT = ("a", "1")  # two ways in which the user may go on; they share no first character, hence no first token
 
 
@@ -24,6 +26,18 @@ class Opening:
 
     file: Path
     ids: list[int]
+
+    @property
+    def short(self) -> bool:
+        """Whether it is less than a page, the least that is kept."""
+        return len(self.ids) < PAGE_TOKENS
+
+    def parts(self, pool_tokens: int) -> Iterator[list[int]]:
+        """Longer and longer beginnings, the last one the whole: each takes up what those before it left in the cache, and tells how far it
+        has come. What does not fit into `pool_tokens` is given whole, to be refused before anything of it is computed."""
+        step = _PART if len(self.ids) <= pool_tokens else len(self.ids)
+        for end in range(step, len(self.ids) + step, step):
+            yield self.ids[:end]
 
 
 def read_messages(file: Path) -> list[dict[str, str]]:

@@ -25,6 +25,7 @@ from pie_server.errors import UserError, one_sentence
 from pie_server.live_model import LiveModel, LiveOptions, close_and_free
 from pie_server.loading import USER_ERRORS, Source, Text, describe, device_facts, load_text, open_source, set_store
 from pie_server.logs import fault, log
+from pie_server.pace import Paces
 from pie_server.prewarm import Opening, opening, read_messages
 from pie_server.recovery import Recovery
 from pie_server.sandbox import Sandbox
@@ -61,6 +62,7 @@ class Service:
         created = int(source.path.stat().st_mtime)
         self._card = ModelCard(source.name, created, source.architecture, source.context, source.path)
         self._stages: dict[str, Progress] = {}  # of the parts that load side by side, the last to change last
+        self._paces = Paces()
         self._sandbox: Sandbox | None = None
         self._sets: FileStore | None = None
         self._live: LiveModel | None = None
@@ -106,16 +108,22 @@ class Service:
         return describe(device.info) if device is not None else "none"
 
     @property
+    def pool_tokens(self) -> int:
+        """Tokens that the KV cache holds, of all requests together; 0 before the model is loaded."""
+        return self._live.pool_tokens if self._live is not None else 0
+
+    @property
     def pool_text(self) -> str:
         """The size of the KV cache, for people; "none" before the model is loaded."""
-        tokens = self._live.pool_tokens if self._live is not None else 0
+        tokens = self.pool_tokens
         return f"{self._options.kv_pool_mb} MB, {tokens:,} tokens of all requests together" if tokens else "none"
 
     @property
     def prewarm_text(self) -> str:
         """What was computed ahead, for people; "" where nothing was asked for."""
-        files = len(self._openings)
-        return f"{self._prewarmed:,} tokens of {files} file{'s' * (files > 1)}" if files else ""
+        files, short = len(self._openings), sum(start.short for start in self._openings)
+        text = f"{self._prewarmed:,} tokens of {files} file{'s' * (files > 1)}" if files else ""
+        return f"{text}, {short} of them too short to be kept" if short else text
 
     def stats(self) -> Mapping[str, float]:
         """The engine's counters, which go on over losses, and its pages; empty while loading."""
@@ -139,7 +147,9 @@ class Service:
             return
         self._stages.pop(part, None)
         if stage is not None:
-            self._stages[part] = Progress(stage, done, total)
+            self._stages[part] = Progress(stage, done, total, self._paces.ends_at(part, done, total))
+        else:
+            self._paces.forget(part)
         if self._stages:
             progress = list(self._stages.values())[-1]
             self._status = replace(self._status, progress=progress)
@@ -271,16 +281,24 @@ class Service:
     async def _prewarm(self, engine: Engine, *, anew: bool = False) -> None:
         """Compute the openings. They are the operator's own words, not those of one tenant, so that all find them computed. `anew`: what
         does not fit on another device is left out."""
-        for done, start in enumerate(self._openings):
-            self._progress("prewarm", f"computing {start.file.name} ahead", done, len(self._openings))
+        done, total = 0, sum(len(start.ids) for start in self._openings)
+        for start in self._openings:
+            if start.short:
+                short = f"it has {len(start.ids)} tokens; {PAGE_TOKENS} are the least that is kept"
+                log("prewarm_too_short", logging.WARNING, file=start.file.name, error=short)
+            tokens = 0
             try:
-                tokens = await engine.prewarm(start.ids, None)
+                for part in start.parts(self.pool_tokens):
+                    self._progress("prewarm", f"computing {start.file.name} ahead", done + tokens, total)
+                    tokens = await engine.prewarm(part, None)
             except EngineError as err:
                 message = f"the --prewarm file {start.file}: {self._with_fix(err.type_name, err.message)}"
                 if not anew or engine.lost is not None:
                     raise UserError(message) from None
                 log("prewarm_failed", logging.WARNING, error=one_sentence(message))
                 continue
+            finally:
+                done += len(start.ids)
             log("prewarmed", file=start.file.name, tokens=tokens)
             self._prewarmed += tokens
         self._progress("prewarm", None)

@@ -17,11 +17,13 @@ OnMessage = Callable[[Any], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Progress:
-    """How far loading is: `done` of `total` (0 = unknown) in the unit of the stage (bytes, tensors, kernels)."""
+    """How far loading is: `done` of `total` (0 = unknown) in the unit of the stage (bytes, tokens). `ends_at`: when the stage is
+    expected to end at the pace so far, in Unix seconds; None where nothing tells."""
 
     stage: str
     done: int = 0
     total: int = 0
+    ends_at: float | None = None
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ MOST_RETRY_S = 60  # what clients are told at most: the official ones take a lon
 
 
 def retry_after(status: Status, least: int) -> int:
-    """Whole seconds after which it is worth asking again, `least` or more: what is left of the wait for a rebuild, and what one takes."""
-    if status.outage is None:
-        return least
-    return max(least, min(MOST_RETRY_S, math.ceil(status.outage.ready_at - time.time())))
+    """Whole seconds after which it is worth asking again, `least` or more: what is left of the stage of loading, or of the wait for a
+    rebuild and what one takes."""
+    ready_at = status.progress.ends_at if status.outage is None else status.outage.ready_at
+    return least if ready_at is None else max(least, min(MOST_RETRY_S, math.ceil(ready_at - time.time())))
 
 
 def require_ready(backend: Backend, retry_after_s: int) -> None:
@@ -28,7 +28,7 @@ def require_ready(backend: Backend, retry_after_s: int) -> None:
     status = backend.status
     if status.state == "loading":
         message = f"the model is loading ({status.progress.stage}); GET /health shows the progress"
-        raise ApiError(503, message, code="model_loading", headers={"Retry-After": str(retry_after_s)})
+        raise ApiError(503, message, code="model_loading", headers={"Retry-After": str(retry_after(status, retry_after_s))})
     if status.state == "failed":
         raise ApiError(503, f"the model could not be loaded: {status.error}", code="model_failed", headers={"X-Should-Retry": "false"})
     if status.state == "recovering":
@@ -61,7 +61,8 @@ async def health(request: web.Request) -> web.Response:
     progress = status.progress
     stage = {"stage": progress.stage, "done": progress.done, "total": progress.total}
     least = request.app[SETTINGS].retry_after_s
+    headers = {"Retry-After": str(retry_after(status, least))}
     if status.outage is None:
-        return web.json_response({"status": "loading", "progress": stage}, status=503, headers={"Retry-After": "1"})
+        return web.json_response({"status": "loading", "progress": stage}, status=503, headers=headers)
     body = {"status": "recovering", "error": status.error, **_outage_facts(status.outage), "progress": stage}
-    return web.json_response(body, status=503, headers={"Retry-After": str(retry_after(status, least))})
+    return web.json_response(body, status=503, headers=headers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -124,6 +125,12 @@ async def test_health_and_chat_while_loading_and_after_a_failure() -> None:
         status, body, headers = await chat(session)
         assert (status, headers["Retry-After"]) == (503, "7")
         assert assert_error_shape(body)["code"] == "model_loading"
+
+        for left_s, told in ((25.0, "25"), (3.0, "7"), (900.0, "60")):
+            backend.status = Status("loading", Progress("weights", 5, 10, time.time() + left_s))
+            assert (await chat(session))[2]["Retry-After"] == told
+            async with session.get("/health") as response:
+                assert response.headers["Retry-After"] == told
 
         backend.status = Status("failed", Progress("weights"), error="no memory")
         async with session.get("/health") as response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +16,15 @@ from tiny_gguf import write_tiny_gguf
 from pie_core.text.chat import ChatEncoder
 from pie_core.text.stream import MessageError
 from pie_core.weights import open_gguf
+from pie_server import pace
+from pie_server.api.backend import Progress
 from pie_server.cli import execute
 from pie_server.config import Settings, load_settings
 from pie_server.errors import UserError
 from pie_server.loading import load_text
-from pie_server.prewarm import opening
+from pie_server.logs import configure
+from pie_server.pace import Paces
+from pie_server.prewarm import Opening, opening
 from pie_server.service import Service
 
 SYSTEM = {"role": "system", "content": "You answer in one word, and you never say why. " * 3}
@@ -137,15 +142,59 @@ async def test_what_the_cache_cannot_hold_is_said_by_its_file(tmp_path: Path) ->
         await service.close()
 
 
-async def test_what_is_too_short_to_cache_is_no_error(tiny_model: Path, tmp_path: Path) -> None:
-    file = write(tmp_path, [{"role": "user", "content": ""}])
-    service = Service.from_settings(Settings(model=str(tiny_model), device="cpu", kv_pool_mb=4, prewarm=[file, file]))
+async def test_what_is_too_short_to_cache_is_a_warning(tiny_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, [SYSTEM])
+    settings = Settings(model=str(tiny_model), device="cpu", kv_pool_mb=4, prewarm=[file])
+    service = Service.from_settings(settings)
+    service._openings = [Opening(file, list(range(5))), *service._openings, Opening(file, [])]
+    configure()
     try:
         await service.load()
         assert service.status.state == "ready", service.status.error
-        assert service.prewarm_text.endswith(" tokens of 2 files")
+        assert re.fullmatch(r"\d\d+ tokens of 3 files, 2 of them too short to be kept", service.prewarm_text)
     finally:
         await service.close()
+    warned = [line for line in capfd.readouterr().err.splitlines() if "prewarm_too_short" in line]
+    assert len(warned) == 2 and 'file=start.json error="it has 5 tokens; 16 are the least that is kept"' in warned[0]
+
+
+async def test_progress_counts_tokens(tiny_model: Path, tmp_path: Path) -> None:
+    long, short = ([{"role": "system", "content": letter * n}] for letter, n in (("x", 400), ("y", 100)))
+    files = [write(tmp_path, long, "long.json"), write(tmp_path, short, "short.json")]
+    told: list[tuple[str, int, int, bool]] = []
+
+    def keep(now: Progress) -> None:
+        if now.stage.endswith("ahead"):
+            told.append((now.stage, now.done, now.total, now.ends_at is not None))
+
+    service = Service.from_settings(Settings(model=str(tiny_model), device="cpu", kv_pool_mb=4, prewarm=files), on_progress=keep)
+    try:
+        await service.load()
+        assert service.status.state == "ready", service.status.error
+        lengths = [len(start.ids) for start in service._openings]
+        assert told == [
+            ("computing long.json ahead", 0, sum(lengths), False),
+            ("computing long.json ahead", 256, sum(lengths), True),
+            ("computing short.json ahead", lengths[0], sum(lengths), True),
+        ]
+        assert service.prewarm_text == f"{sum(n // 16 * 16 for n in lengths)} tokens of 2 files"
+    finally:
+        await service.close()
+
+
+def test_an_expected_end_follows_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, paces = [100.0], Paces()
+    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(pace.time, "time", lambda: 1000.0 + now[0])
+
+    def at(seconds: float, done: int, total: int = 100) -> float | None:
+        now[0] = seconds
+        return paces.ends_at("x", done, total)
+
+    assert [at(100, 10), at(101, 10), at(110, 20), at(120, 55)] == [None, None, 1190.0, 1140.0]
+    assert [at(500, 5), at(510, 10), at(520, 10, 50), at(530, 30, 0)] == [None, 1690.0, None, None], "what goes back begins anew"
+    paces.forget("x")
+    assert at(540, 40, 0) is None and at(541, 40, 50) is None
 
 
 AHEAD = """
