@@ -37,6 +37,7 @@ DeviceOption = Annotated[
 PoemOption = Annotated[Path | None, typer.Option(help="A model file of your own in place of the built-in one; it runs with your rights.")]
 PoolOption = Annotated[int | None, typer.Option(help="MB of KV cache on the device (default 512).", show_default=False)]
 
+LEAST_POOL_TOKENS = 128  # of a KV cache that holds a system prompt, a question and an answer of a line
 INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -98,8 +99,9 @@ def serve(
         bool | None, typer.Option("--timeline", help="Answer GET /debug/timeline: what the last steps held (default False).")
     ] = None,
     prewarm: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(
+            metavar="PATH",
             help="JSON file of chat messages, such as a system prompt. Computed before the server is ready, and found by all requests "
             "that begin with them, whatever their key. Repeatable, or PIE_PREWARM with commas.",
             show_default=False,
@@ -154,8 +156,13 @@ def _print_ready(url: str, service: Service) -> None:
     print(f"KV cache: {service.pool_text}")
     if service.prewarm_text:
         print(f"prewarmed: {service.prewarm_text}")
+    small = service.pool_tokens < LEAST_POOL_TOKENS
+    if small:
+        need = "a short question and its answer take more than that; use a larger --kv-pool-mb"
+        print(f"note: the KV cache has room for {service.pool_tokens:,} tokens, and {need}")
     print("try:")
-    print(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
+    if not small:
+        print(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
     print(f'  {command} run inferlet_sdk/examples/hello.py --prompt "The capital of France is"')
     print(f"  curl {url}/health")
     print(f"  {url}/hello in a browser: the same engine in the page", flush=True)

@@ -50,6 +50,13 @@ class Settings(BaseSettings):
     def _split(cls, value: Any) -> Any:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
+    @field_validator("prewarm", mode="before")
+    @classmethod
+    def _some_path(cls, value: Any) -> Any:
+        if isinstance(value, list) and "" in value:  # which a path would take for the folder one is in
+            raise _BadItem("", "the path of a JSON file of chat messages")
+        return value
+
     @field_validator("allowed_hosts", "cors_origins")
     @classmethod
     def _named(cls, value: list[str], info: ValidationInfo) -> list[str]:

@@ -243,6 +243,7 @@ def test_settings_come_from_flags_then_the_environment(monkeypatch: pytest.Monke
             ({"allowed_hosts": [host]}, f"^--allowed-host \\(or PIE_ALLOWED_HOSTS\\) is '{host}'; use a bare host name")
             for host in ("http://foo/", "foo:8080", "foo/bar", "b a", "")
         ),
+        ({"prewarm": ["a.json", ""]}, r"^--prewarm \(or PIE_PREWARM\) is ''; use the path of a JSON file"),
         ({"max_body_mb": float("nan")}, "--max-body-mb.* is 'nan'; use a number above 0 and at most 1024"),
     ],
 )

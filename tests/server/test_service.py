@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tiny_gguf import write_tiny_gguf
 
+from pie_server import cli
 from pie_server.api.backend import InferletError
 from pie_server.config import Settings
 from pie_server.errors import UserError
@@ -185,6 +186,23 @@ async def test_the_pool_bounds_the_context_that_inferlets_are_told(tmp_path: Pat
         await service.run(TOO_MUCH, "much.py", {})
     assert (caught.value.kind, caught.value.line) == ("OutOfPages", 10)
     await service.close()
+
+
+async def test_a_pool_that_holds_no_question_is_told_instead_of_a_command_that_fails(
+    tiny_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Service.from_settings(Settings(model=str(tiny_model), device="cpu", kv_pool_mb=1))
+    try:
+        await service.load()
+        cli._print_ready("http://x", service)
+        fine, tokens = capsys.readouterr().out, service.pool_tokens
+        monkeypatch.setattr(cli, "LEAST_POOL_TOKENS", tokens + 1)
+        cli._print_ready("http://x", service)
+        small = capsys.readouterr().out
+    finally:
+        await service.close()
+    assert "chat/completions" in fine and "note:" not in fine
+    assert "chat/completions" not in small and f"room for {tokens:,} tokens" in small and "a larger --kv-pool-mb" in small
 
 
 def test_progress_is_told_stage_by_stage(tiny_model: Path) -> None:
