@@ -93,7 +93,7 @@ class WorkingSet(SetEdits):
         self.writers: list[Pass] = []  # passes scheduled on it, the last ones maybe in flight
         self.inherited: list[Pass] = []  # of the sets it was forked from, in flight at the fork: their failure is its own
         self.forks: list[ForkEntry] = []  # of it, in the queue of a pipeline
-        self.writing = False  # a pass of several steps is under way
+        self.writing = False  # a pass of several steps is under way, or an edit waits for pages
         self.last_step = -1
         self.last_commit: LateCommit | None = None  # the last one whose value is on its way
         self.guess: Guess | None = None  # writes behind the length (see predict.py)
@@ -107,9 +107,9 @@ class WorkingSet(SetEdits):
     # --- the order of passes
 
     def next_is(self, work: Pass) -> bool:
-        """Whether everything accepted before `work` has happened to the set, or is in steps of its own: it is the next to extend it."""
+        """Whether `work` is next to extend the set: passes accepted before it are wholly scheduled, and no edit waits for pages."""
         line = self.line
-        return not line or line[0] is work
+        return (not line or line[0] is work) and (work.started or not self.writing)
 
     def out_of_line(self, work: Pass) -> None:
         """`work` is wholly scheduled, or never will be."""
