@@ -20,7 +20,7 @@ from pie_core.engine.pacing import Pace
 from pie_core.engine.pages import PagePool
 from pie_core.engine.pausing import Pressure
 from pie_core.engine.pipeline import Pipeline
-from pie_core.engine.predict import Guess, Predictor
+from pie_core.engine.predict import LONG_STEP, Guess, Predictor
 from pie_core.engine.prefix_cache import PrefixCache
 from pie_core.engine.program_info import ProgramInfo, ProgramInfos
 from pie_core.engine.recurrent import StatePool
@@ -60,7 +60,8 @@ class Engine:
 
     `start()` begins the step loop on the running loop, `await stop()` ends it and fails what is left. In between,
     `open_instance` gives out Instances. `predict`: run the expected next pass of a decode loop before it is submitted (see
-    predict.py); by default where the host has a core to spare while the device computes. Results are the same either way.
+    predict.py); by default where the host has a core to spare while the device computes, and behind steps that are long beside the work
+    of an inferlet. Results are the same either way.
     `deterministic`: steps are cut by fixed sizes instead of by measured time. With a runner that is deterministic too, the same
     passes with the same seeds give the same bits alone and in any batch. `sets`: where saved working sets are kept; by default in
     memory, for as long as the process lives. `ahead`: steps in flight of loops that feed themselves (2 to `limits.ahead`); by default as
@@ -92,6 +93,7 @@ class Engine:
         self.streams = Streams()
         self.scheduler = Scheduler(self.limits, self.pool, self.cache, runner.copy_page, self._prefill_rows, states=self.states)
         guess = (self.limits.spare_core if predict is None else predict) and self.states is None
+        self._guess_long = predict is None and not guess and self.states is None
         self.predictor = Predictor(self.limits, self.pool, self.metrics, enabled=guess)
         self.pressure = Pressure(self.scheduler, self.pool, self.predictor, self.metrics, self.instances)
         self.saved = SavedSets(self, sets or MemoryStore())
@@ -436,6 +438,8 @@ class Engine:
         self._landed_at = now
         metrics.busy_s += busy
         self._step_s = busy
+        if self._guess_long:
+            self.predictor.enabled = busy >= LONG_STEP
         device, epilogue = flight.handle.times() or (None, None)
         decode, prefill = flight.rows
         touched = step.touched

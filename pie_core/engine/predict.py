@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 SEEN = 2  # times in a row that the pattern must have been seen
 REST = 8  # passes without guesses after one was dropped
+LONG_STEP = 0.02  # seconds; beside such a step an inferlet's turn is nothing, even where the device computes on every core
 LATE = 4 * LONGEST  # seconds; who claims later must show the pattern again
 
 
@@ -126,10 +127,11 @@ class Predictor:
 
     def answered(self, work: Pass) -> None:
         """The last pass of its pipeline got its results, and nothing of the pipeline is queued or in flight."""
-        if not self.enabled:
-            return
         pipe = work.pipe
         habit = pipe.habit
+        if not self.enabled:
+            habit.last = None
+            return
         habit.last = work if work.token is not None else None
         if habit.streak >= SEEN and not habit.rest and habit.last is not None and not pipe.closed:
             self.candidates[pipe] = None

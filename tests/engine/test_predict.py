@@ -176,6 +176,20 @@ async def test_off_means_off() -> None:
         inst.close()
 
 
+@pytest.mark.parametrize(("long", "guessed"), [(5.0, False), (0.002, True)])
+async def test_without_a_core_to_spare_only_long_steps_are_worth_a_guess(
+    monkeypatch: pytest.MonkeyPatch, long: float, guessed: bool
+) -> None:
+    monkeypatch.setattr("pie_core.engine.loop.LONG_STEP", long)
+    engine = Engine(FakeRunner(limits(spare_core=False), delay=0.005))
+    engine.start()
+    inst = engine.open_instance("loop")
+    assert await decode(inst, [1, 2, 3], 8) == generate([1, 2, 3], 8)
+    assert (engine.metrics.adopted > 0) == guessed
+    inst.close()
+    await engine.stop()
+
+
 async def test_who_claims_late_must_show_the_pattern_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with guessed(flying=False) as loop:
         monkeypatch.setattr(predict, "LATE", 0.01)
