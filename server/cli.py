@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from pie_server import memory, terminal
-from pie_server.cli_input import parse_pairs, read_input_file, read_source, text_hint
+from pie_server.cli_input import parse_pairs, read_input_file, read_source, text_hint, usage_sentence
 from pie_server.cli_unread import unread_keys
 from pie_server.errors import UserError, one_sentence
 
@@ -321,7 +321,7 @@ def execute(args: Sequence[str] | None = None) -> int:
     except typer.Exit as err:
         return err.exit_code
     except typer.TyperException as err:
-        message = one_sentence(err.format_message())
+        message = usage_sentence(one_sentence(err.format_message()))
         if message:  # empty after the help that a bare `pie` prints
             _say(f"pie: {message}")
     except (KeyboardInterrupt, typer.Abort):

@@ -1,4 +1,4 @@
-"""The input of `pie run`: a JSON file, then `--key value` pairs over it; and JSON files of other commands."""
+"""What the command line gives: the input of `pie run` (a JSON file, then `--key value` pairs), JSON files, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import stat
 import sys
 from collections.abc import Sequence
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import IO, Any
 
@@ -164,3 +165,17 @@ def _all(file: IO[bytes], what: str, limit: int) -> bytes:
     if len(data) > limit:
         raise UserError(f"{what} is over the limit of {limit >> 20} MB")
     return data
+
+
+_UNKNOWN = re.compile(r"No such option: (--\S+) \(Possible options: (.*)\)")
+_NEAR = 0.5  # how alike two names are of which one may be meant as the other
+
+
+def usage_sentence(message: str) -> str:
+    """What the command line's parser says, without its inner words, and with the options only that are like the one that was given."""
+    unknown = _UNKNOWN.fullmatch(message)
+    if unknown is None:
+        return message.replace(": Value error, ", ": ", 1)
+    given, known = unknown[1].lstrip("-"), unknown[2].split(", ")
+    near = [name for name in known if SequenceMatcher(None, given, name.lstrip("-")).ratio() >= _NEAR]
+    return f"No such option: {unknown[1]}" + (f" (Possible options: {', '.join(near)})" if near else "; --help lists them")

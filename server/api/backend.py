@@ -70,7 +70,7 @@ class InferletError(Exception):
 
     def __str__(self) -> str:
         place = f" ({self.file}, line {self.line})" if self.file and self.line else ""
-        return f"{self.kind}: {self.message}{place}"
+        return f"{self.kind}: {self.message}{place}" if self.message else f"{self.kind}{place}"
 
 
 class Backend(Protocol):

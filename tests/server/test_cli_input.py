@@ -10,7 +10,9 @@ import pytest
 from conftest import ROOT
 
 from pie_server import cli_input
-from pie_server.cli_input import parse_pairs, parse_value, read_input_file, read_source, text_hint
+from pie_server.api.backend import InferletError
+from pie_server.cli import execute
+from pie_server.cli_input import parse_pairs, parse_value, read_input_file, read_source, text_hint, usage_sentence
 from pie_server.cli_unread import unread_keys
 from pie_server.errors import UserError
 
@@ -183,3 +185,35 @@ def test_files_without_an_end_and_large_ones_are_refused(tmp_path: Path, monkeyp
 def test_an_empty_path() -> None:
     with pytest.raises(UserError, match="path is empty"):
         read_source("")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["serve", "--device", "gpu"], "pie: Invalid value for '--device': 'gpu' is not one of 'auto', 'cpu', 'webgpu'."),
+        (["serve", "--log-format", "xx"], "pie: Invalid value for '--log-format': 'xx' is not one of 'json', 'text'."),
+        (["serve", "--bogus"], "pie: No such option: --bogus; --help lists them"),
+        (["serve", "--prt", "1"], "pie: No such option: --prt (Possible options: --port)"),
+        (["serve", "--kv-pool-mb"], "pie: Option '--kv-pool-mb' requires an argument."),
+    ],
+)
+def test_what_the_command_line_is_wrong_about(args: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(args) == 2
+    assert capsys.readouterr().err == f"{said}\n"
+
+
+def test_only_options_that_are_alike_are_proposed() -> None:
+    said = usage_sentence("No such option: --hots (Possible options: --host, --log-format)")
+    assert said == "No such option: --hots (Possible options: --host)"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (InferletError("KeyboardInterrupt", "", "a.py", 3), "KeyboardInterrupt (a.py, line 3)"),
+        (InferletError("ValueError", "no", "a.py", 3), "ValueError: no (a.py, line 3)"),
+        (InferletError("MemoryLimitExceeded", ""), "MemoryLimitExceeded"),
+    ],
+)
+def test_a_failure_in_words(error: InferletError, text: str) -> None:
+    assert str(error) == text
