@@ -74,8 +74,13 @@ def _answer_error(result: Any) -> ApiError | None:
 
 def tenant_of(request: web.Request) -> str:
     """Whom a request is from: a digest of the credential it presents, "" without one. Time to first token tells whether a prefix was
-    cached, so requests with different keys must not share any."""
-    presented = request.headers.get("Authorization") or request.headers.get("X-Api-Key") or ""
+    cached, so requests with different keys must not share any. A key is one and the same as a bearer token, however that is written, and
+    in X-Api-Key."""
+    scheme, *rest = request.headers.get("Authorization", "").split(maxsplit=1) or ("bearer",)
+    if scheme.lower() == "bearer":
+        presented = rest[0].strip() if rest else request.headers.get("X-Api-Key", "").strip()
+    else:
+        presented = " ".join((scheme.lower(), *rest)) if rest else scheme
     return hashlib.sha256(presented.encode(errors="surrogateescape")).hexdigest()[:32] if presented else ""
 
 

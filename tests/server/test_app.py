@@ -362,3 +362,30 @@ async def test_the_timeline_is_there_when_asked_for() -> None:
         async with session.get("/debug/timeline?since=x") as response:
             assert response.status == 400
             assert assert_error_shape(await response.json())["param"] == "since"
+
+
+class Tenants(FakeBackend):
+    """Keeps whom each run was for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    async def run(self, *args: Any, tenant: str = "", **kwargs: Any) -> Any:
+        self.seen.append(tenant)
+        return await super().run(*args, tenant=tenant, **kwargs)
+
+
+async def test_a_key_is_the_same_however_it_is_presented() -> None:
+    backend = Tenants()
+    same = [{"Authorization": text} for text in ("Bearer A", "bearer A", "BEARER   A", "Bearer\tA")] + [{"X-Api-Key": "A"}]
+    none = [{}, {"Authorization": "Bearer"}, {"Authorization": ""}]
+    others = [{"X-Api-Key": "a"}, {"Authorization": "Basic A"}, {"Authorization": "Bearer B", "X-Api-Key": "A"}, {"Authorization": "AA"}]
+    async with serving(backend) as session:
+        for headers in (*same, *none, *others):
+            async with session.post(CHAT, json=HELLO, headers=headers) as response:
+                assert response.status == 200
+    seen = iter(backend.seen)
+    (key,) = {next(seen) for _ in same}
+    assert {next(seen) for _ in none} == {""}
+    assert len({key, "", *seen}) == 2 + len(others)
