@@ -8,6 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from pie_server.metrics_help import help_of
+
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
@@ -22,7 +24,7 @@ class _EngineCollector:
     def collect(self) -> Iterator[Metric]:
         for name, value in sorted(self._stats().items()):
             kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            family = kind(f"pie_{name.removesuffix('_total')}", name.replace("_", " "))
+            family = kind(f"pie_{name.removesuffix('_total')}", help_of(name))
             family.add_metric([], float(value))
             yield family
 

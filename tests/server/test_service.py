@@ -14,6 +14,8 @@ from pie_server import cli
 from pie_server.api.backend import InferletError
 from pie_server.config import Settings
 from pie_server.errors import UserError
+from pie_server.metrics import Metrics
+from pie_server.metrics_help import HELP
 from pie_server.service import Service
 
 LOOP = """
@@ -186,6 +188,21 @@ async def test_the_pool_bounds_the_context_that_inferlets_are_told(tmp_path: Pat
         await service.run(TOO_MUCH, "much.py", {})
     assert (caught.value.kind, caught.value.line) == ("OutOfPages", 10)
     await service.close()
+
+
+async def test_every_counter_of_the_engine_is_explained(tiny_model: Path) -> None:
+    service = Service.from_settings(Settings(model=str(tiny_model), device="cpu", kv_pool_mb=4))
+    try:
+        await service.load()
+        found = set(service.stats())
+        text = Metrics(service.stats).render().decode()
+    finally:
+        await service.close()
+    assert found <= set(HELP)
+    assert set(HELP) - found == {"state_slots_free", "state_slots_used"}, "only of models with recurrent state"
+    for name, words in HELP.items():
+        assert words[0].isupper() and words.lower() != name.replace("_", " "), name
+        assert name not in found or f"# HELP pie_{name} {words}\n" in text
 
 
 async def test_a_pool_that_holds_no_question_is_told_instead_of_a_command_that_fails(
