@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from pie_server import metrics_timeline
 from pie_server.config import Settings
 from pie_server.connection import BODY_FAULTS, CODINGS, BodyTimeout, unread_coding, wrong_coding
 from pie_server.drain import DRAIN
@@ -44,7 +45,8 @@ def error_response(error: ApiError) -> web.Response:
 
 def _from_http(request: web.Request, error: web.HTTPException) -> ApiError:
     if error.status == 404:
-        return ApiError(404, f"no such endpoint: {request.method} {one_sentence(request.path)[:200]}", code="unknown_url")
+        hint = "; it is there when the server is started with --timeline" if request.path == metrics_timeline.PATH else ""
+        return ApiError(404, f"no such endpoint: {request.method} {one_sentence(request.path)[:200]}{hint}", code="unknown_url")
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         message = f"{request.path} does not take {request.method}; use {allowed}"

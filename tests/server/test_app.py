@@ -354,14 +354,21 @@ async def test_log_lines_hold_no_user_text_and_cannot_be_forged(capfd: pytest.Ca
 async def test_the_timeline_is_there_when_asked_for() -> None:
     async with serving(FakeBackend()) as session, session.get("/debug/timeline") as response:
         assert response.status == 404
+        assert "started with --timeline" in assert_error_shape(await response.json())["message"]
     async with serving(FakeBackend(), timeline=True) as session:
         for query, steps in (("", [[0], [1], [2]]), ("?since=1", [[2]])):
             async with session.get(f"/debug/timeline{query}") as response:
                 body = await response.json()
                 assert (response.status, body["columns"], body["steps"]) == (200, ["number"], steps)
-        async with session.get("/debug/timeline?since=x") as response:
-            assert response.status == 400
-            assert assert_error_shape(await response.json())["param"] == "since"
+        for query, param, code in (
+            ("since=x", "since", "unsupported_value"),
+            ("since=-2", "since", "unsupported_value"),
+            ("since=", "since", "unsupported_value"),
+            ("bogus=1", "bogus", "unknown_parameter"),
+        ):
+            async with session.get(f"/debug/timeline?{query}") as response:
+                error = assert_error_shape(await response.json())
+                assert (response.status, error["param"], error["code"]) == (400, param, code)
 
 
 class Tenants(FakeBackend):

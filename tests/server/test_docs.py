@@ -20,6 +20,7 @@ from conftest import ROOT, LiveServer
 from pie_core.device import cpu, webgpu
 from pie_core.device.protocol import PAGE_TOKENS
 from pie_core.engine.geometry import MAX_MASK_BITS
+from pie_core.engine.metrics import TIMELINE_STEPS, StepRecord
 from pie_core.engine.model_runner import MASK_WORDS, MAX_READS
 from pie_core.engine.saved_sets import MEMORY_CAP
 from pie_core.engine.set_files import DISK_CAP
@@ -188,6 +189,13 @@ def test_the_limits_are_the_codes_own() -> None:
     assert f"`--kv-pool-mb`, {SETTINGS['kv_pool_mb'].default} MB" in text
     assert f"pages of {PAGE_TOKENS} tokens" in text
     assert "docs/limits.md" in README
+
+
+def test_the_columns_of_the_timeline_are_documented() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("| column |")[1].split("\n\n")[0]
+    named = [name for line in text.splitlines()[2:] for name in re.findall(r"`(\w+)`", line.split("|")[1])]
+    assert sorted(named) == sorted(StepRecord._fields)
+    assert f"{TIMELINE_STEPS:,} (`most`)" in (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
 def test_the_readme_names_every_model_command() -> None:
