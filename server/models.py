@@ -50,15 +50,19 @@ _HUB_PREFERENCE: Final = ("q8_0", "q4_1", "f16", "f32")  # formats that run, the
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model of the store; `path` is None when it is known but not fetched."""
+    """A model of the store; `path` is None when it is known but not fetched. `expected`: the bytes it should have, where that is known."""
 
     name: str
     path: Path | None
     size: int
+    expected: int | None = None
 
     def __str__(self) -> str:
         where = self.path if self.path else "not fetched"
-        return f"{self.name}  {self.size / 1e6:.1f} MB  {where}"
+        text = f"{self.name}  {self.size / 1e6:.1f} MB  {where}"
+        if self.expected in (None, self.size):
+            return text
+        return f"{text}  damaged: {self.size:,} bytes of {self.expected:,}; `pie model pull {self.name}` fetches it anew"
 
 
 def models_root() -> Path:
@@ -184,6 +188,8 @@ def resolve(spec: str) -> Path:
         raise StoreError(f"the model {spec!r} is not here yet; fetch it with `pie model pull {spec}`")
     if _NAME.fullmatch(spec) and (models_root() / spec).is_dir():
         return _only_file(models_root() / spec, spec)
+    if direct.exists():
+        raise StoreError(f"{spec!r} is neither a file nor a folder; give the path of a .gguf file")
     if os.sep in spec or spec.lower().endswith(".gguf"):
         raise StoreError(f"there is no file {spec!r}")
     raise StoreError(f"unknown model {spec!r}; known: {', '.join(MODELS)}, or give the path of a .gguf file")
@@ -203,7 +209,7 @@ def list_models() -> list[ModelEntry]:
     for name, model in MODELS.items():
         path = root / name / model.file
         there = path.is_file()
-        entries.append(ModelEntry(name, path if there else None, path.stat().st_size if there else model.size))
+        entries.append(ModelEntry(name, path if there else None, path.stat().st_size if there else model.size, model.size))
     folders = sorted(folder for folder in root.iterdir() if folder.is_dir() and folder.name not in MODELS) if root.is_dir() else []
     for folder in folders:
         entries += [ModelEntry(folder.name.replace("--", "/", 1), file, file.stat().st_size) for file in sorted(folder.rglob("*.gguf"))]
@@ -243,6 +249,8 @@ def remove(name: str) -> None:
     hub = _HUB_ID.fullmatch(name)
     plain = f"{hub[1]}--{hub[2]}" if hub else name
     folder = models_root() / plain
+    if name in MODELS and not folder.is_dir():
+        raise StoreError(f"the model {name} is not fetched, so there is nothing to remove")
     if not _NAME.fullmatch(plain.replace("--", "-", 1)) or not folder.is_dir():
         raise StoreError(f"the store has no model {name!r}; `pie model list` shows what it has")
     try:

@@ -375,10 +375,25 @@ def test_list_info_and_remove(direct: Index, tmp_path: Path) -> None:
     models.remove("owner/repo")
     models.remove("tiny")
     assert [entry.path for entry in models.list_models()] == [None, None]
-    for name in ("tiny", "owner/repo", "", ".", "..", "../cache", str(tmp_path)):
+    with pytest.raises(StoreError, match=r"^the model tiny is not fetched, so there is nothing to remove$"):
+        models.remove("tiny")
+    for name in ("owner/repo", "", ".", "..", "../cache", str(tmp_path)):
         with pytest.raises(StoreError, match="the store has no model"):
             models.remove(name)
     assert (tmp_path / FILE).is_file()
+
+
+def test_a_cut_file_is_listed_as_damaged(direct: Index) -> None:
+    path = models.pull("tiny")
+    whole = path.stat().st_size
+    os.truncate(path, 1000)
+    (entry,) = [entry for entry in models.list_models() if entry.name == "tiny"]
+    assert str(entry) == f"tiny  0.0 MB  {path}  damaged: 1,000 bytes of {whole:,}; `pie model pull tiny` fetches it anew"
+
+
+def test_what_is_no_file_is_not_called_missing() -> None:
+    with pytest.raises(StoreError, match="'/dev/null' is neither a file nor a folder"):
+        models.info("/dev/null")
 
 
 def test_info_of_a_broken_file(tmp_path: Path) -> None:
