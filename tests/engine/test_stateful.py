@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pie_core.device.protocol import PAGE_TOKENS, DeviceError
 from pie_core.engine import pausing
 from pie_core.engine.errors import ContextLengthExceeded, EngineError, InstanceClosed
-from pie_core.engine.forward import BUFFERED, FOLDING
+from pie_core.engine.forward import BUFFERED, FOLDING, PassSpec
 from pie_core.engine.instance import Instance
 from pie_core.engine.pipeline import Pipeline
 from pie_core.engine.working_set import WorkingSet
@@ -112,7 +112,7 @@ class EngineMachine(RuleBasedStateMachine):
                 self.loop.run_until_complete(settle(1 + n % 12))
                 self.judge()
             case "submit" if seq and len(seq.tokens) + len(tokens) <= MOST:
-                self.submit_to(seq, self.pipe(seq, n), tokens, flag)
+                self.submit_to(seq, self.pipe(seq, n), tokens, flag, silent=n % 7 == 0)
             case "stem" if seq:
                 at = len(seq.tokens) if seq.tokens == stem[: len(seq.tokens)] else 0
                 if n > max(at, 13) and len(seq.tokens) + n - at <= MOST:
@@ -143,11 +143,15 @@ class EngineMachine(RuleBasedStateMachine):
     def pipe(self, seq: Sequence_, n: int) -> Pipeline:
         return self.pipes[seq.inst][n % 3 == 0]
 
-    def submit_to(self, seq: Sequence_, pipe: Pipeline, tokens: list[int], buffered: bool, *, reuse: bool = True) -> None:
+    def submit_to(
+        self, seq: Sequence_, pipe: Pipeline, tokens: list[int], buffered: bool, *, reuse: bool = True, silent: bool = False
+    ) -> None:
         if not buffered and len(seq.tokens) > seq.frozen:
             return
         self.submits += 1
-        out = self.do(lambda: seq.inst.submit(pipe, greedy(tokens, seq.ws, geometry=BUFFERED if buffered else FOLDING, reuse=reuse))[0])
+        geometry = BUFFERED if buffered else FOLDING
+        work = PassSpec(tokens, [seq.ws], geometry) if silent else greedy(tokens, seq.ws, geometry=geometry, reuse=reuse)
+        out = self.do(lambda: seq.inst.submit(pipe, work)[0])
         seq.broken = seq.broken or len(tokens) == TOO_LONG
         if seq.broken:
             self.pending.append((out, None, seq))
@@ -155,7 +159,7 @@ class EngineMachine(RuleBasedStateMachine):
         seq.tokens += tokens
         if not buffered:
             seq.frozen = len(seq.tokens)
-        self.pending.append((out, reference(seq.tokens), seq))
+        self.pending.append((out, True if silent else reference(seq.tokens), seq))
 
     def fork(self, seq: Sequence_, buffer: bool, ordered: bool, pick: int) -> None:
         pipe = self.pipe(seq, pick)
