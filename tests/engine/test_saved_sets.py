@@ -139,6 +139,7 @@ async def test_of_two_saves_of_one_name_the_one_asked_for_last_is_kept(engines: 
         inst.submit(inst.pipeline(), PassSpec(STEM, [first]))
         await settle()
     one = save(inst, first)
+    await settle(2)  # it reads its pages, or writes
     runner.delay = 0.0
     two = save(other, second)
     assert await two == 3
