@@ -60,7 +60,7 @@ class GuestPort:
         self.read_bytes = 0  # of what was sent, how much the client has read
         self._handlers: dict[str, Callable[[Payload], str]] = {
             name: getattr(self, f"_{name.replace('.', '_')}") for name in OPS if hasattr(self, f"_{name.replace('.', '_')}")
-        } | EditChecks(self.table, self._settled_set).handlers
+        } | EditChecks(self.table, self._settled_set, self._most).handlers
 
     def call(self, op: str, payload: str) -> str:
         """Run one op. The answer is JSON text, "" for nothing, or {"error": {...}}."""
@@ -119,6 +119,10 @@ class GuestPort:
         ws = self.working_set(key)
         return ws if ws is not None and ws.steady() and not ws.dropped else None
 
+    def _most(self, entry: SetEntry) -> int | None:
+        """Tokens that a set holds at most, which nobody has submitted a pass to since they were counted."""
+        return entry.most[0] if entry.most is not None and entry.most[1] == self._submitted else None
+
     def _announce(self, op: str, fields: Payload) -> None:
         waiting = self._futures - self.settled_futures
         if waiting >= self._budget.futures:
@@ -173,7 +177,7 @@ class GuestPort:
     # --- posted
 
     def _ws_new(self, p: Payload) -> str:
-        self.table.add("ws.new", p["ws"], SetEntry())
+        self.table.add("ws.new", p["ws"], SetEntry(0, (0, self._submitted)))
         return ""
 
     def _ws_drop(self, p: Payload) -> str:
@@ -187,7 +191,10 @@ class GuestPort:
             p["pipe"] = None  # what it accepted is accepted: the fork is ordered after all passes of the working set
         if p["pipe"] is not None:
             self.table.get("ws.fork", p["pipe"], PipeEntry)
-        self.table.add("ws.fork", p["ws"], SetEntry(parent.buffered if p["buffer"] else 0))
+        most = parent.most
+        if (ws := self._settled_set(p["of"])) is not None:
+            most = ws.length if p["buffer"] else ws.frozen, self._submitted
+        self.table.add("ws.fork", p["ws"], SetEntry(parent.buffered if p["buffer"] else 0, most))
         return ""
 
     def _pipe_new(self, p: Payload) -> str:

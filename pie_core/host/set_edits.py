@@ -10,6 +10,7 @@ from pie_core.host.ops import Payload
 from pie_core.host.table import ChannelEntry, SetEntry, Table
 
 Settled = Callable[[int], WorkingSet | None]
+Most = Callable[[SetEntry], int | None]
 
 
 class EditChecks:
@@ -17,11 +18,13 @@ class EditChecks:
     call; None where it may be another one when the edit gets there, or has failed. Everything raises Refusal, and InvalidState of the
     engine's own checks; what passes may still fail later, which is told by the set's next use."""
 
-    __slots__ = ("_settled", "_table", "handlers")
+    __slots__ = ("_most", "_settled", "_table", "handlers")
 
-    def __init__(self, table: Table, settled: Settled) -> None:
+    def __init__(self, table: Table, settled: Settled, most: Most) -> None:
+        """`most`: the tokens that a set holds at most, where they are known though something posted is still to happen to it."""
         self._table = table
         self._settled = settled
+        self._most = most
         self.handlers: dict[str, Callable[[Payload], str]] = {
             "ws.commit": self._commit, "ws.discard": self._discard, "ws.truncate": self._truncate,
         }  # fmt: skip
@@ -63,6 +66,8 @@ class EditChecks:
         entry = self._table.get("ws.truncate", p["ws"], SetEntry)
         if (ws := self._settled(p["ws"])) is not None:
             ws.check_truncate(p["n"])
+        elif (most := self._most(entry)) is not None and p["n"] > most:
+            raise Refusal("InvalidState", f"truncate({p['n']}) is past the end: the working set has {most} tokens", {"length": most})
         entry.buffered = None
         return ""
 

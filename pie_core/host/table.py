@@ -10,13 +10,14 @@ from pie_core.host.budget import Budget, Refusal, over
 
 class SetEntry:
     """A working set. `buffered` is the most its buffer can hold, None when a truncate made that unknown,
-    or the set was opened."""
+    or the set was opened. `most`: (tokens that it held at most, passes submitted by then), None where it is not known."""
 
-    __slots__ = ("buffered",)
+    __slots__ = ("buffered", "most")
     kind = "working set"
 
-    def __init__(self, buffered: int | None = 0) -> None:
+    def __init__(self, buffered: int | None = 0, most: tuple[int, int] | None = None) -> None:
         self.buffered = buffered
+        self.most = most
 
 
 class PipeEntry:

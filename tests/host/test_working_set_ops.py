@@ -44,6 +44,45 @@ async def test_a_tree_and_a_path() -> None:
         assert await run(engine, script) == [reference(path), reference([*path, 9]), 7]
 
 
+@pytest.mark.parametrize(
+    ("of", "buffer", "n", "holds"),
+    [
+        ("new", False, 1, 0), ("settled", False, 4, 3), ("settled", True, 8, 7), ("fork", True, 8, 7), ("settled", True, 7, None),
+        ("busy", True, 99, None),
+    ],
+)  # fmt: skip
+async def test_a_truncate_past_the_end_of_a_set_just_made_is_refused_at_the_call(of: str, buffer: bool, n: int, holds: int | None) -> None:
+    """Its fork was not carried out yet; where a pass may still add to it, its next use tells."""
+
+    async def script(api: Api, _: Any) -> Any:
+        prog, ws, pipe = api.program(GREEDY.program.text), api.new("ws"), api.new("pipe")
+        await api.submit(pipe, ws, STEM, prog)[0]
+        out = api.submit(pipe, ws, DRAFTS, prog, geo={"mode": "buffered"})[0]
+        if of != "busy":
+            await out
+            await api.future("ws.length", ws=ws)
+        fork = api.new("ws") if of == "new" else api.new_id()
+        if of != "new":
+            api.call("ws.fork", ws=fork, of=ws, pipe=None, buffer=buffer)
+        if of == "fork":
+            parent, fork = fork, api.new_id()
+            api.call("ws.fork", ws=fork, of=parent, pipe=None, buffer=buffer)
+        if holds is None:
+            api.call("ws.truncate", ws=fork, n=n)
+        else:
+            with pytest.raises(HostError, match=rf"truncate\({n}\) is past the end: the working set has {holds} tokens"):
+                api.call("ws.truncate", ws=fork, n=n)
+        if of == "busy":
+            with pytest.raises(HostError, match="past the end"):
+                await api.future("ws.length", ws=fork)
+            return True
+        again = api.submit(pipe, fork, [9], prog, geo={"mode": "buffered"})[0]
+        return await again == reference([*((*STEM, *(DRAFTS if buffer else ())) if of != "new" else ()), 9])
+
+    async with running(FakeRunner()) as engine:
+        assert await run(engine, script) is True
+
+
 async def test_a_mask_in_words() -> None:
     async def script(api: Api, _: Any) -> Any:
         prog, ws, pipe = api.program(GREEDY.program.text), api.new("ws"), api.new("pipe")
