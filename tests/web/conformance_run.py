@@ -111,6 +111,20 @@ async def asked_test(device: Any) -> None:
         test.close()
 
 
+async def late_read(device: Device, opened: Any) -> list[float]:
+    """[ms that passed between a read-back's call and its await, the device's busy ms meanwhile and until it was here]."""
+    buffer = device.create_buffer(64, "late")
+    before = opened.busy_ms
+    began = time.perf_counter()
+    read = device.read(buffer, 0, 4)
+    while time.perf_counter() - began < 0.05:
+        pass
+    passed = 1e3 * (time.perf_counter() - began)
+    await read
+    buffer.destroy()
+    return [passed, opened.busy_ms - before]
+
+
 TURNS: list[Turns] = []  # of the worker's loop: taken over once, by the first run
 
 
@@ -146,7 +160,9 @@ async def run(host: Any, cases: str, tampered: str) -> str:
             seconds["self-test"] = time.perf_counter() - start - sum(seconds.values())
         except DeviceError as error:
             refused.append(str(error))
+    late = await late_read(device, opened)
     info = device.info
     facts = {"kind": info.kind, "name": info.name, "software": info.software, "why": opened.why}
     device.close()
-    return json.dumps({"device": facts, "cases": len(document["cases"]), "wrong": wrong, "refused": refused, "seconds": seconds})
+    found = {"device": facts, "cases": len(document["cases"]), "wrong": wrong, "refused": refused, "seconds": seconds, "late": late}
+    return json.dumps(found)

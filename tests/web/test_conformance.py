@@ -94,6 +94,11 @@ def test_the_self_test_passes_and_refuses_a_wrong_kernel_by_name(reports: Any, k
         assert f"self-test: kernel {named} is wrong on {kind} device" in message and "use another device" in message
 
 
+def test_a_read_back_is_outstanding_from_its_call(reports: Any) -> None:
+    passed, busy = reports("webgpu")["late"]
+    assert busy >= passed - 1
+
+
 def test_the_stored_answers_are_those_of_today() -> None:
     assert CASES.read_text() == make_conformance.text(), "run python -m tests.web.make_conformance"
 

@@ -177,6 +177,7 @@ class GPUDevice:
         self._busy = 0.0
         self._maps = 0
         self._since = 0.0
+        self._ended = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._uncaptured = create_proxy(self._heard)
         raw.onuncapturederror = self._uncaptured
@@ -226,10 +227,13 @@ class GPUDevice:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def mapped(self, promise: Any) -> None:
-        """Wait for a read-back; raises what was refused since the last one."""
+    def mapped(self, promise: Any) -> Coroutine[Any, Any, None]:
+        """Wait for a read-back, which is outstanding from now on; raises what was refused since the last one."""
+        return self._mapped(promise, js.performance.now())
+
+    async def _mapped(self, promise: Any, began: float) -> None:
         if not self._maps:
-            self._since = js.performance.now()
+            self._since = max(began, self._ended)  # what was counted for others is not counted again
         self._maps += 1
         try:
             await promise
@@ -238,7 +242,8 @@ class GPUDevice:
         finally:
             self._maps -= 1
             if not self._maps:
-                self._busy += js.performance.now() - self._since
+                self._ended = js.performance.now()
+                self._busy += self._ended - self._since
         failure = self._taken()
         if failure is not None:
             raise failure
