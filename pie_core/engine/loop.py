@@ -471,6 +471,8 @@ class Engine:
         if isinstance(error, DeviceLost):
             self._lose(EngineLost(f"the device was lost: {error}"))
             return
+        if not isinstance(error, DeviceError):  # a fault of ours, which its passes alone would not bring to anybody who can mend it
+            _logger.error("a step failed: %s", type(error).__name__, exc_info=error)
         cause = PassFailed(f"the device failed the step of this pass: {type(error).__name__}: {error}")
         cause.__cause__ = error
         for work in step.touched:
