@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast
 
 from pie_core.engine.errors import InvalidPass
 from pie_core.engine.runner import RunnerLimits
 
 
-@runtime_checkable
 class TokenCell(Protocol):
     """What is known of a channel that feeds a pass."""
 
@@ -27,15 +26,16 @@ def check_tokens(tokens: object, sets: int, limits: RunnerLimits) -> tuple[Seque
         for k, ids in enumerate(lists):
             check_ids(f"tokens[{k}]", ids, limits.vocab)
         return lists, [len(ids) for ids in lists]
-    if not isinstance(tokens, TokenCell):
+    if not hasattr(tokens, "cell_words"):  # asking for a protocol takes as long as all the rest of a submit
         raise InvalidPass(f"tokens: a list of ids, a list of lists or a Channel is needed, got {type(tokens).__name__}")
-    if tokens.dtype not in ("u32", "i32"):
-        raise InvalidPass(f"tokens: a channel of ids must be u32 or i32, this one is {tokens.dtype}")
-    if tokens.cell_words % sets:
-        raise InvalidPass(f"tokens: a cell of {tokens.cell_words} ids does not divide among {sets} working sets")
-    if tokens.cell_words > limits.max_tokens:
-        raise InvalidPass(f"tokens: {tokens.cell_words} ids of a channel must run in one step of at most {limits.max_tokens}")
-    return [None] * sets, [tokens.cell_words // sets] * sets
+    cell = cast(TokenCell, tokens)
+    if cell.dtype not in ("u32", "i32"):
+        raise InvalidPass(f"tokens: a channel of ids must be u32 or i32, this one is {cell.dtype}")
+    if cell.cell_words % sets:
+        raise InvalidPass(f"tokens: a cell of {cell.cell_words} ids does not divide among {sets} working sets")
+    if cell.cell_words > limits.max_tokens:
+        raise InvalidPass(f"tokens: {cell.cell_words} ids of a channel must run in one step of at most {limits.max_tokens}")
+    return [None] * sets, [cell.cell_words // sets] * sets
 
 
 def check_ids(field: str, ids: Sequence[int], vocab: int) -> None:
