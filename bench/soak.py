@@ -142,7 +142,10 @@ class Load:
         program: Program = traced.program
         outs = [inst.submit(pipe, PassSpec(self.prompts[k], [ws], program=program, channels=traced.channels))[0]]
         outs += [inst.submit(pipe, PassSpec(cell, [ws], program=program, channels=traced.channels))[0] for _ in range(7)]
-        self.check((k, 0), [int(await out) for out in outs])  # type: ignore[arg-type]
+        try:
+            self.check((k, 0), [int(await out) for out in outs])  # type: ignore[arg-type]
+        finally:
+            outs.clear()  # an error raised here holds this frame, and its future the error
 
     async def fault(self, inst: Instance, k: int) -> None:
         """A pass that fails on the device: an id outside the vocabulary."""
@@ -170,6 +173,7 @@ class Load:
             self.ends[error.type_name] += 1
         finally:
             inst.close()
+            del task  # as above
 
     async def run(self, count: int) -> None:
         """`count` requests, AT_ONCE at a time."""

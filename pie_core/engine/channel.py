@@ -196,7 +196,7 @@ class Channel:
     def fail_from(self, cell: int, cause: EngineError) -> None:
         """Poison cell number `cell` and all later ones; whoever waits for them gets `cause`."""
         if self.poison is None or cell < self.poison[0]:
-            self.poison = (cell, cause)
+            self.poison = (cell, cause.kept())
         self._settle_waiters()
 
     # --- the host's side
@@ -282,6 +282,8 @@ class Channel:
         waiters, self._waiters = self._waiters, deque()
         for _, sink in waiters:
             sink(None, cause)
+        self.order.end()
+        self.stops = self.pipe = None
 
     # --- inside
 

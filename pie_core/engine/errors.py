@@ -24,6 +24,16 @@ class EngineError(Exception):
         later.__cause__ = self.root()
         return later
 
+    def again(self) -> EngineError:
+        """The same error, to be raised: one that is kept must not collect the frames of everybody whom it was raised to."""
+        fresh = type(self)(self.message, **self.fields)
+        fresh.__cause__ = self.__cause__
+        return fresh
+
+    def kept(self) -> EngineError:
+        """This, to be kept: without the frames that it was raised through, which hold what it is kept in, and often itself."""
+        return self.with_traceback(None)
+
     def root(self) -> EngineError:
         """What failed first, where this one was told to somebody behind it."""
         return self.__cause__ if isinstance(self.__cause__, EngineError) else self

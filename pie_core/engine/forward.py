@@ -104,6 +104,10 @@ class ChannelUse:
 PassSink = Callable[["Pass", list[Value] | None, EngineError | None], None]
 
 
+def _nobody(_: Pass, values: list[Value] | None, error: EngineError | None) -> None:
+    """The sink of a pass that has ended."""
+
+
 class Pass:
     """An accepted pass. It ends exactly once: with values, or with an error.
 
@@ -243,7 +247,8 @@ class Pass:
             self.release_cells()
             self._release_claims()
         finally:  # whatever is wrong with what waited for it
-            self.sink(self, values, error)
+            sink, self.sink = self.sink, _nobody  # it may hold what holds the pass
+            sink(self, values, error)
 
     def release_cells(self) -> None:
         """Host-written cells of the pass are in a submitted step (or never will be): a `set` that waited may replace them."""
@@ -260,7 +265,8 @@ class Pass:
             for part in self.parts:
                 part.forget_state()
             self._release_claims()
-            self.sink(self, None, cause)
+            sink, self.sink = self.sink, _nobody
+            sink(self, None, cause)
 
     def _release_claims(self) -> None:
         if self.claims:
@@ -271,7 +277,7 @@ class Pass:
         cause for every later use. Whoever submitted that may not have heard, and counts on its tokens."""
         if self.ended:
             return
-        self.failure = cause
+        self.failure = cause = cause.kept()
         for part in self.parts:
             part.ws.fail(cause, PASS, self.seq, part.undo if self.started else (part.ws.length, part.ws.frozen))
         for use in self.uses:

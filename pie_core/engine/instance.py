@@ -174,6 +174,7 @@ class Instance(PageOwner):
                     self.revivals[ws].cancel()
                 del self.working_sets[ws]
                 ws.drop()
+                ws.let_go()
 
         ws.order.run(run)
         self.engine.poke()  # an edit that waits for pages is not needed any more, if it was the last
@@ -243,7 +244,7 @@ class Instance(PageOwner):
                 if future.done():
                     continue
                 if error is not None:
-                    future.set_exception(error)
+                    future.set_exception(error.again())
                     future.exception()  # an output that nobody awaits is no fault of its own
                 else:
                     future.set_result(values[k] if values else True)
@@ -289,18 +290,23 @@ class Instance(PageOwner):
             ws.drop()
         for channel in self.channels:
             channel.close(cause)
+        for pipe in self.active:  # of edits that wait for pages
+            pipe.queue.clear()
         self.active.clear()
         self.working_sets.clear()
         for ws in sets:
             ws.order.end()
+            ws.let_go()
+        self.revivals.clear()
         self.pipelines.clear()
+        self.stopping.clear()
         self.channels.clear()
         engine.closed_instance(self)
 
     def check_open(self) -> None:
         """Raises why the instance was closed, if it was: EngineLost, EngineStopped, InstanceClosed."""
         if self.cause is not None:
-            raise self.cause
+            raise self.cause.again()
 
     # --- inside
 
@@ -335,7 +341,7 @@ class Instance(PageOwner):
             if future.done():
                 return
             if error is not None:
-                future.set_exception(error)
+                future.set_exception(error.again())
                 future.exception()
             elif value is not None:
                 future.set_result(value)

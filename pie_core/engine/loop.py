@@ -156,7 +156,7 @@ class Engine:
     def check_alive(self) -> None:
         """Raises EngineLost or EngineStopped when no pass can run any more."""
         if self.lost is not None:
-            raise self.lost
+            raise self.lost.again()
         if self._stopping:
             raise EngineStopped("the engine was stopped")
 
@@ -474,7 +474,7 @@ class Engine:
         if not isinstance(error, DeviceError):  # a fault of ours, which its passes alone would not bring to anybody who can mend it
             _logger.error("a step failed: %s", type(error).__name__, exc_info=error)
         cause = PassFailed(f"the device failed the step of this pass: {type(error).__name__}: {error}")
-        cause.__cause__ = error
+        cause.__cause__ = error.with_traceback(None)  # its frames hold the step, whose passes keep the cause
         for work in step.touched:
             if work.instance.closed or work.ended:
                 continue

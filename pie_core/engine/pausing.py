@@ -74,6 +74,7 @@ class Revival:
         elif error is not None and not isinstance(error, PassSkipped):
             ws.fail(error, "this working set had to be computed again, and could not")
         self.copy.drop()
+        self.copy.let_go()
         self.work.instance.engine.poke()
 
 

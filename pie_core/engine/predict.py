@@ -129,11 +129,11 @@ class Predictor:
         """The last pass of its pipeline got its results, and nothing of the pipeline is queued or in flight."""
         pipe = work.pipe
         habit = pipe.habit
-        if not self.enabled:
+        if not self.enabled or pipe.closed:
             habit.last = None
             return
         habit.last = work if work.token is not None else None
-        if habit.streak >= SEEN and not habit.rest and habit.last is not None and not pipe.closed:
+        if habit.streak >= SEEN and not habit.rest and habit.last is not None:
             self.candidates[pipe] = None
 
     def claim(self, work: Pass, now: float) -> Guess | None:
@@ -163,6 +163,7 @@ class Predictor:
         if guess is None or not guess.live:
             return
         self._detach(guess)
+        guess.step = None
         if guess.page is not None:
             self._pool.take_back(guess.page)
         habit = guess.pipe.habit
@@ -215,6 +216,7 @@ class Predictor:
         step.adopt(work)
         work.accepted_at = 0.0
         work.pipe.flying.append(work)
+        guess.step = None
         metrics = self._metrics
         metrics.adopted += 1
         metrics.decode_tokens += 1

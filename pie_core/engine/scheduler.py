@@ -211,7 +211,7 @@ class Scheduler:
             if not self._ready(work, step.number) or (self._states is not None and not self._state_ready(work, step, self._states)):
                 return False
         except EngineError as cause:
-            error = cause
+            error = cause.kept()
         if error is None:
             return None
         work.pipe.queue.popleft()

@@ -18,29 +18,44 @@ if TYPE_CHECKING:
     from pie_core.engine.instance import Instance
 
 
-def edit(instance: Instance, ws: WorkingSet, change: Callable[[], None], what: str = EDIT) -> Callable[[], None]:
+class Edit:
+    """A change of a working set in its place in the order. A call makes it, or lets it wait for pages; made once, it is let go."""
+
+    __slots__ = ("_change", "_instance", "_seq", "_what", "_ws")
+
+    def __init__(self, instance: Instance, ws: WorkingSet, change: Callable[[], None], what: str) -> None:
+        self._instance, self._ws = instance, ws
+        self._change: Callable[[], None] | None = change
+        self._what = what
+        self._seq = instance.engine.accept()
+
+    def __call__(self) -> None:
+        ws, change = self._ws, self._change
+        try:
+            if change is not None and not ws.dropped and ws.failure(self._seq) is None:
+                change()
+            self._change = None  # it may hold what holds this
+        except ShortOfPages as short:
+            WaitingEdit(self._instance, ws, short.places, again=self, refuse=self.refuse)
+        except EngineError as error:
+            self.refuse(error)
+            self._change = None
+        except DeviceError as error:
+            ws.fail(PassFailed(f"the device reported {type(error).__name__}: {error}"), self._what, self._seq)
+        self._instance.engine.poke()
+
+    def refuse(self, error: EngineError) -> None:
+        """It cannot be made. Nobody awaits an edit: every later use of the set raises the error."""
+        self._ws.fail(error, self._what, self._seq, (self._ws.length, self._ws.frozen))
+
+
+def edit(instance: Instance, ws: WorkingSet, change: Callable[[], None], what: str = EDIT) -> Edit:
     """Let `change` happen to `ws` after the passes accepted so far; nobody awaits it, so that a fault fails the set, as `what`. One that
     finds too few pages waits for them, and what comes behind it waits for it. Returns what was put in the order."""
     instance.touch(ws)
-    seq = instance.engine.accept()
-
-    def refuse(error: EngineError) -> None:
-        ws.fail(error, what, seq, (ws.length, ws.frozen))  # nobody awaits an edit: every later use of the set raises it
-
-    def run() -> None:
-        try:
-            if not ws.dropped and ws.failure(seq) is None:
-                change()
-        except ShortOfPages as short:
-            WaitingEdit(instance, ws, short.places, again=run, refuse=refuse)
-        except EngineError as error:
-            refuse(error)
-        except DeviceError as error:
-            ws.fail(PassFailed(f"the device reported {type(error).__name__}: {error}"), what, seq)
-        instance.engine.poke()
-
-    ws.order.run(run)
-    return run
+    made = Edit(instance, ws, change, what)
+    ws.order.run(made)
+    return made
 
 
 def truncate(instance: Instance, ws: WorkingSet, length: int) -> None:
@@ -60,7 +75,7 @@ def refuse(instance: Instance, ws: WorkingSet, error: EngineError) -> None:
     """What a pass on `ws` that was refused by `error` means for what comes behind it."""
 
     def change() -> None:
-        raise error
+        raise error.again()
 
     edit(instance, ws, change, PASS)
 
@@ -109,13 +124,13 @@ class LateCommit:
         self._drops = False  # what the value leaves over is discarded
         self._early = False
         self._ticket = ws.order.enter(value=True)
-        self._run = edit(instance, ws, self._happen)
+        self._run: Edit | None = edit(instance, ws, self._happen)  # until it is settled
         ws.last_commit = self
 
     def discard(self) -> bool:
         """Drop the rest of the buffer with the commit. False: something else has come in between, or the value is no count."""
         ws, deferred = self._ws, self._deferred
-        if deferred is None or deferred.channel.shape or deferred.channel.dtype not in ("u32", "i32"):
+        if self._run is None or deferred is None or deferred.channel.shape or deferred.channel.dtype not in ("u32", "i32"):
             return False
         if ws.slack is None:
             ws.slack = Slack(self._instance.engine.arena)
@@ -129,30 +144,31 @@ class LateCommit:
         """The value is there, or will never be. To be called once."""
         ws, deferred = self._ws, self._deferred
         pending = self._early and ws.slack is not None and deferred in ws.slack.pending
-        try:
-            if error is not None:
-                raise error
-            what = committed(value)
-            if not self._early:
-                self._value = what
-            elif pending and deferred is not None and isinstance(what, int):
-                ws.settle_commit(deferred, what)
-        except EngineError as cause:
-            if isinstance(cause, PassSkipped):  # the pass that counts was cancelled
-                if deferred is not None:
-                    ws.cancel_commit(deferred)
-            elif not self._early:
-                self._fault = cause
-            elif pending and deferred is not None and ws.slack is not None:  # else it was cut with the pass that it belongs to
-                ws.fail(cause, EDIT, self._seq)
-                ws.slack.remove(deferred)
+        if error is None:
+            try:
+                what = committed(value)
+                if not self._early:
+                    self._value = what
+                elif pending and deferred is not None and isinstance(what, int):
+                    ws.settle_commit(deferred, what)
+            except EngineError as fault:
+                error = fault.again()
+        if isinstance(error, PassSkipped):  # the pass that counts was cancelled
+            if deferred is not None:
+                ws.cancel_commit(deferred)
+        elif error is not None and not self._early:
+            self._fault = error
+        elif error is not None and pending and deferred is not None and ws.slack is not None:  # else it was cut with its pass
+            ws.fail(error, EDIT, self._seq)
+            ws.slack.remove(deferred)
         if ws.last_commit is self:
             ws.last_commit = None
+        self._run = None
         ws.order.leave(self._ticket, queued=False)
 
     def _happen(self) -> None:
         if self._fault is not None:
-            raise self._fault
+            raise self._fault.again()
         if self._value is not None:
             commit(self._instance, self._ws, self._value)
             if self._drops:

@@ -235,7 +235,7 @@ class WorkingSet(SetEdits):
         """Fail the uses of this set accepted as number `since` or later: `what` failed, because of `cause`. Of several, what was accepted
         first counts. `sound`: the (length, frozen) from before it, where they are whole and known."""
         if self.error is None or since < self.fail_since:
-            self.error, self.failed, self.fail_since = cause.root(), what, since
+            self.error, self.failed, self.fail_since = cause.root().kept(), what, since
             known = sound is not None and (self.slack is None or not self.slack.pending or sound[0] <= self.slack.base)
             self.sound = sound if known else None  # behind a count on its way lengths are upper bounds
 
@@ -286,3 +286,11 @@ class WorkingSet(SetEdits):
         if self.state is not None:
             self.state.clear()
         self._pool.release(pages, self._owner)
+
+    def let_go(self) -> None:
+        """Nothing accepted needs the dropped set any more: forget the passes that it was in, which hold it, so that it is freed at once
+        and not when the garbage collector looks for cycles."""
+        self.line.clear()
+        self.writers, self.inherited = [], []
+        self.forks.clear()
+        self.last_commit = self.pipe = None

@@ -190,6 +190,10 @@ class Trace:
         self.words.append(word)
         return self._append("param", (), {"slot": slot}, dtype, ())
 
+    def forget(self) -> None:
+        """The function was run: let go of its values, each of which holds this trace."""
+        self._known = None
+
     def output(self, index: int, name: str) -> Tensor:
         """Read-out row `index` of `name`, f32 [width]; the same row twice is the same value."""
         width = self._width("output", name)
@@ -334,6 +338,7 @@ class tracing:
 
     def __exit__(self, *_: object) -> None:
         _ACTIVE.reset(self._token)
+        self._trace.forget()
 
 
 def trace_epilogue(fn: Callable[[], Any], model: ModelInfo, rows: int | None = None) -> Traced:

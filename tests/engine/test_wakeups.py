@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pie_core.engine.errors import OutOfPages
+from pie_core.engine.errors import EngineLost, OutOfPages
 from pie_core.engine.forward import BUFFERED, Geometry
 from pie_core.engine.instance import Instance
 from pie_core.engine.pausing import PATIENCE
@@ -246,5 +246,6 @@ async def test_the_watch_finds_a_lost_wake_up() -> None:
     out = ask(inst, [1])
     await settle(20)
     assert engine.lost is not None and "AssertionError: a lost wake-up" in str(engine.lost)
-    assert out.exception() is engine.lost
+    told = out.exception()
+    assert isinstance(told, EngineLost) and str(told) == str(engine.lost)
     await engine.stop()
