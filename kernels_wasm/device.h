@@ -11,6 +11,7 @@
 
 #define PAGE_TOKENS 16
 #define NONE 0xffffffffu
+#define MAX_PLAN_CALLS 16  // PLAN_CALLS of server/adapters/cpu_module.py
 
 enum Format { FMT_F32 = 0, FMT_F16 = 1, FMT_Q4_1 = 2, FMT_Q8_0 = 3 };
 enum Opcode { OP_EMBED = 1, OP_RMS_NORM, OP_LINEAR, OP_ROPE_APPEND, OP_ATTENTION, OP_MAP, OP_EPILOGUE, OP_MOVE_SLOTS, OP_RECUR, OP_GATE, OP_SHIFT };

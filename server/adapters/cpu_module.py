@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import struct
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -26,7 +27,13 @@ PAGE_BYTES = 1 << 16
 # Smaller writes are copied at the call; for larger ones the caller waits while the thread takes them straight from its memory.
 COPIED_WRITE_BYTES = 1 << 16
 
+# Work waits until somebody reads, at most so many pieces: a step is then one turn of the thread, and its plans are one call. Each call
+# gives the interpreter's lock away and must get it back, from an event loop that has use for it.
+OPEN_WORK = 64
+PLAN_CALLS = 16  # MAX_PLAN_CALLS of kernels_wasm/plan.c
+
 Work = Callable[["_Wasm"], None]
+PlanCall = tuple[int, ...]  # arguments of run_plan
 T = TypeVar("T")
 
 
@@ -59,6 +66,7 @@ class _Wasm:
         self.functions: dict[str, Func] = {}
         self.view = memoryview(b"")
         self.refresh()
+        self.plan_calls_at = self.call("plan_calls_at", ())
 
     def refresh(self) -> None:
         """Look at linear memory again after it grew."""
@@ -84,6 +92,14 @@ class _Wasm:
             raise DeviceError(f"a read of {size} bytes at {address} leaves the module's memory of {len(self.view)} bytes")
         return bytes(self.view[address : address + size])
 
+    def run_plans(self, calls: list[PlanCall]) -> int:
+        """Up to PLAN_CALLS calls of run_plan as one; its result, or the first that is not 0."""
+        if len(calls) == 1:
+            return self.call("run_plan", calls[0])
+        words = [word for arguments in calls for word in arguments]
+        self.write(self.plan_calls_at, struct.pack(f"<{len(words)}I", *words))
+        return self.call("run_plans", (len(calls),))
+
     def call(self, export: str, arguments: tuple[int, ...]) -> int:
         function = self.functions.get(export)
         if function is None:
@@ -99,7 +115,8 @@ class WasmtimeCpuModule:
     """The `CpuModule` of the server (see pie_core/device/cpu_module.py for what each method promises)."""
 
     def __init__(self, code: bytes) -> None:
-        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._queue: SimpleQueue[list[Work | list[PlanCall]] | None] = SimpleQueue()
+        self._open: list[Work | list[PlanCall]] = []  # not handed to the thread yet
         self._error: DeviceError | None = None  # set once, by the thread
         self._closed = False
         self._lock = threading.Lock()  # close against enqueue
@@ -123,10 +140,31 @@ class WasmtimeCpuModule:
 
     # Enqueueing
 
-    def _put(self, work: Work) -> None:
+    def _put(self, work: Work, *, now: bool = True) -> None:
+        """Enqueue; `now`: the thread begins with all that is open."""
         with self._lock:
             if self._closed:
                 raise DeviceLost("the cpu device is closed")
+            self._open.append(work)
+            if now or len(self._open) >= OPEN_WORK:
+                self._hand_over()
+
+    def _put_plan(self, arguments: PlanCall) -> None:
+        """Enqueue a call of run_plan, in one with those right before it."""
+        with self._lock:
+            if self._closed:
+                raise DeviceLost("the cpu device is closed")
+            last = self._open[-1] if self._open else None
+            if isinstance(last, list) and len(last) < PLAN_CALLS:
+                last.append(arguments)
+            else:
+                self._open.append([arguments])
+                if len(self._open) >= OPEN_WORK:
+                    self._hand_over()
+
+    def _hand_over(self) -> None:
+        if self._open:
+            work, self._open = self._open, []
             self._queue.put(work)
 
     def grow(self, end: int) -> None:
@@ -138,7 +176,7 @@ class WasmtimeCpuModule:
         flat = memoryview(data).cast("B") if isinstance(data, bytearray | memoryview) else bytes(data)
         if isinstance(flat, bytes) or len(flat) <= COPIED_WRITE_BYTES:
             kept = bytes(flat)
-            self._put(lambda wasm: self._guard("a write", wasm.write, address, kept))
+            self._put(lambda wasm: self._guard("a write", wasm.write, address, kept), now=False)
             return
         done = threading.Event()
 
@@ -153,13 +191,10 @@ class WasmtimeCpuModule:
 
     def call(self, export: str, *arguments: int) -> None:
         """Run an export; a result other than 0 is an error."""
-
-        def run(wasm: _Wasm) -> None:
-            code = wasm.call(export, arguments)
-            if code:
-                raise DeviceError(fault_text(export, code))
-
-        self._put(lambda wasm: self._guard(export, run, wasm))
+        if export == "run_plan":
+            self._put_plan(arguments)
+        else:
+            self._put(lambda wasm: self._guard(export, lambda: _check(export, wasm.call(export, arguments))))
 
     def read(self, address: int, size: int) -> Awaitable[bytes]:
         """Bytes of linear memory, delivered to the running event loop."""
@@ -190,6 +225,7 @@ class WasmtimeCpuModule:
         with self._lock:
             if not self._closed:
                 self._closed = True
+                self._hand_over()
                 self._queue.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -222,8 +258,21 @@ class WasmtimeCpuModule:
         finally:
             ready.set()
         get = self._queue.get
-        while (work := get()) is not None:
-            work(wasm)
+        while (works := get()) is not None:
+            for work in works:
+                if isinstance(work, list):
+                    self._guard("run_plan", self._run_plans, wasm, work)
+                else:
+                    work(wasm)
+
+    @staticmethod
+    def _run_plans(wasm: _Wasm, calls: list[PlanCall]) -> None:
+        _check("run_plan", wasm.run_plans(calls))
+
+
+def _check(export: str, code: int) -> None:
+    if code:
+        raise DeviceError(fault_text(export, code))
 
 
 def _settle(future: asyncio.Future[T], found: list[T], error: DeviceError | None) -> None:
