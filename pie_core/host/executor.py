@@ -65,9 +65,6 @@ class Executor:
         self._closed = False
         self.fault: Exception | None = None
         port.working_set = self._sets.get
-        self._ops: dict[str, Callable[[Payload], None]] = {
-            name: getattr(self, f"_{name.replace('.', '_')}") for name, op in OPS.items() if op.kind != "sync" or name == "log"
-        }
 
     # --- for the process
 
@@ -77,11 +74,11 @@ class Executor:
         try:
             while posts:
                 name, fields = posts.popleft()
-                self._ops[name](fields)
+                _OPS[name](self, fields)
                 self._port.carried_out += 1
         except Exception as error:  # a fault of the host's own: the inferlet must end, not wait for an answer that was lost
             _logger.exception("a posted op failed")
-            self.fault = error
+            self.fault = error.with_traceback(None)  # whose frames hold this
             posts.clear()
             self._poke()
 
@@ -137,6 +134,8 @@ class Executor:
             timer.cancel()
         self._timers.clear()
         self._receivers.clear()
+        self._fresh.clear()
+        self._poke, self._sent, self._on_log = _nobody, _nobody, None  # they hold the process, which holds this
 
     # --- events
 
@@ -163,26 +162,31 @@ class Executor:
         else:
             self._resolve(future, "null" if value is None else value_json(value))
 
+    def _missing(self, key: int, text: str) -> EngineError:
+        """Why a handle is not there."""
+        broken = self._broken.get(key)
+        return broken.again() if broken is not None else InvalidState(text)
+
     # --- working sets; ids were checked by the port, so a missing one is a handle that the engine refused
 
     def _set(self, key: int) -> WorkingSet:
         ws = self._sets.get(key)
         if ws is None:
-            raise self._broken.get(key) or InvalidState(f"working set {key} does not exist")
+            raise self._missing(key, f"working set {key} does not exist")
         return ws
 
     def _ws_new(self, p: Payload) -> None:
         try:
             self._sets[p["ws"]] = self._instance.working_set(reuse=p["reuse"])
         except EngineError as error:
-            self._broken[p["ws"]] = error
+            self._broken[p["ws"]] = _kept(error)
 
     def _ws_fork(self, p: Payload) -> None:
         try:
             pipe = self._pipe(p["pipe"]) if p["pipe"] is not None else None
             self._sets[p["ws"]] = self._instance.fork(self._set(p["of"]), pipe, buffer=p["buffer"])
         except EngineError as error:
-            self._broken[p["ws"]] = error
+            self._broken[p["ws"]] = _kept(error)
 
     def _ws_drop(self, p: Payload) -> None:
         self._broken.pop(p["ws"], None)
@@ -237,7 +241,7 @@ class Executor:
         try:
             self._sets[p["ws"]] = self._instance.open(p["name"], partial(self._sink, p["f"]))
         except EngineError as error:
-            self._broken[p["ws"]] = error
+            self._broken[p["ws"]] = _kept(error)
             self._sink(p["f"], None, error)
 
     def _ws_length(self, p: Payload) -> None:
@@ -271,12 +275,12 @@ class Executor:
         try:
             self._pipes[p["pipe"]] = self._instance.pipeline()
         except EngineError as error:
-            self._broken[p["pipe"]] = error
+            self._broken[p["pipe"]] = _kept(error)
 
     def _pipe(self, key: int) -> Pipeline:
         pipe = self._pipes.get(key)
         if pipe is None:
-            raise self._broken.get(key) or InvalidState(f"pipeline {key} does not exist")
+            raise self._missing(key, f"pipeline {key} does not exist")
         return pipe
 
     def _pipe_close(self, p: Payload) -> None:
@@ -288,19 +292,19 @@ class Executor:
         try:
             self._pipe(p["pipe"]).stop_when(self._channel(p["ch"]))
         except EngineError as error:  # a pipeline that does not stop where it should must not run at all
-            self._broken[p["pipe"]] = error
+            self._broken[p["pipe"]] = _kept(error)
             self._pipe_close(p)
 
     def _ch_new(self, p: Payload) -> None:
         try:
             self._channels[p["ch"]] = self._instance.channel(p["dtype"], p["shape"], p["capacity"], seed=p["seed"], host=p["host"])
         except EngineError as error:
-            self._broken[p["ch"]] = error
+            self._broken[p["ch"]] = _kept(error)
 
     def _channel(self, key: int) -> Channel:
         channel = self._channels.get(key)
         if channel is None:
-            raise self._broken.get(key) or InvalidState(f"channel {key} does not exist")
+            raise self._missing(key, f"channel {key} does not exist")
         return channel
 
     def _ch_put(self, p: Payload) -> None:
@@ -316,7 +320,7 @@ class Executor:
             try:
                 write(channel, p["words"])
             except EngineError as error:
-                self._broken[p["ch"]] = error
+                self._broken[p["ch"]] = _kept(error)
                 del self._channels[p["ch"]]
 
     def _ch_take(self, p: Payload) -> None:
@@ -371,10 +375,13 @@ class Executor:
             self._outputs.update((future, []) for future in outs)
             self._instance.submit_with(self._pipe(p["pipe"]), spec, sink)
         except EngineError as error:
-            for ws in filter(None, map(self._sets.get, p["ws"])):  # what is posted already counts on the pass
-                if not self._instance.closed:
-                    self._instance.refused(ws, error)
-            sink(None, None, error)
+            refusal = _kept(error)
+        else:
+            return
+        for ws in filter(None, map(self._sets.get, p["ws"])):  # what is posted already counts on the pass
+            if not self._instance.closed:
+                self._instance.refused(ws, refusal)
+        sink(None, None, refusal)
 
     def _spec(self, p: Payload) -> tuple[PassSpec, list[ChannelEntry]]:
         channels = [self._channel(key) for key in p["chans"]]
@@ -413,3 +420,22 @@ class Executor:
         self._receivers.append(p["f"])
         if self.inbox:
             self.deliver(self.inbox.popleft())
+
+
+def _kept(error: EngineError) -> EngineError:
+    """`error`, to be kept: neither it nor what caused it has the frames that it was raised through, which hold what it is kept in."""
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error
+
+
+def _nobody(*_: object) -> None:
+    """Hears nothing."""
+
+
+# By op, for all executors: functions, since bound methods that an executor kept would be a cycle for each inferlet.
+_OPS: dict[str, Callable[[Executor, Payload], None]] = {
+    name: getattr(Executor, f"_{name.replace('.', '_')}") for name, op in OPS.items() if op.kind != "sync" or name == "log"
+}

@@ -23,7 +23,7 @@ from pie_core.host.again import HARMLESS, Again
 from pie_core.host.budget import Budget, Refusal, over
 from pie_core.host.ops import OPS, Payload, parse
 from pie_core.host.services import Services
-from pie_core.host.set_edits import EditChecks, readable
+from pie_core.host.set_edits import EDITS, readable
 from pie_core.host.table import FUTURE, ChannelEntry, PipeEntry, ProgramEntry, SetEntry, Table
 from pie_core.text.stream import TextError
 
@@ -58,9 +58,6 @@ class GuestPort:
         self.settled_passes = 0
         self.settled_futures = 0
         self.read_bytes = 0  # of what was sent, how much the client has read
-        self._handlers: dict[str, Callable[[Payload], str]] = {
-            name: getattr(self, f"_{name.replace('.', '_')}") for name in OPS if hasattr(self, f"_{name.replace('.', '_')}")
-        } | EditChecks(self.table, self._settled_set, self._most).handlers
 
     def call(self, op: str, payload: str) -> str:
         """Run one op. The answer is JSON text, "" for nothing, or {"error": {...}}."""
@@ -75,7 +72,7 @@ class GuestPort:
             kind = OPS[op].kind
             if kind == "future":
                 self._announce(op, fields)
-            answer = self._handlers[op](fields)
+            answer = HANDLERS[op](self, fields)
             if kind != "sync":
                 self._post(op, fields)
                 if op == "submit":
@@ -106,6 +103,10 @@ class GuestPort:
             self._woken = True
             self._wake()
 
+    def close(self) -> None:
+        """Nobody takes posts any more: let go of whom they woke. On the engine's loop; a step that still runs may go on calling."""
+        self._wake = _nobody
+
     def _post(self, op: str, fields: Payload) -> None:
         self._posts.append((op, fields))
         self._posted += 1
@@ -113,13 +114,14 @@ class GuestPort:
             self._woken = True
             self._wake()
 
-    def _settled_set(self, key: int) -> WorkingSet | None:
+    def settled_set(self, key: int) -> WorkingSet | None:
+        """The engine's working set, where nothing that was posted is still to happen to it."""
         if not self.answers or self.carried_out != self._posted:
             return None
         ws = self.working_set(key)
         return ws if ws is not None and ws.steady() and not ws.dropped else None
 
-    def _most(self, entry: SetEntry) -> int | None:
+    def most(self, entry: SetEntry) -> int | None:
         """Tokens that a set holds at most, which nobody has submitted a pass to since they were counted."""
         return entry.most[0] if entry.most is not None and entry.most[1] == self._submitted else None
 
@@ -192,7 +194,7 @@ class GuestPort:
         if p["pipe"] is not None:
             self.table.get("ws.fork", p["pipe"], PipeEntry)
         most = parent.most
-        if (ws := self._settled_set(p["of"])) is not None:
+        if (ws := self.settled_set(p["of"])) is not None:
             most = ws.length if p["buffer"] else ws.frozen, self._submitted
         self.table.add("ws.fork", p["ws"], SetEntry(parent.buffered if p["buffer"] else 0, most))
         return ""
@@ -408,3 +410,13 @@ class GuestPort:
             raise Refusal("UsageError", f"ws.open: ws and f are both {p['f']}; ids are unique within the instance")
         self.table.add("ws.open", p["ws"], SetEntry(None))
         return self._future("ws.open", p)
+
+
+def _nobody() -> None:
+    """Wakes nobody."""
+
+
+# By op, for all ports: functions, since bound methods that a port kept would be a cycle for each inferlet.
+HANDLERS: dict[str, Callable[[GuestPort, Payload], str]] = {
+    name: handler for name in OPS if (handler := getattr(GuestPort, f"_{name.replace('.', '_')}", None)) is not None
+} | EDITS

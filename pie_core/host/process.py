@@ -129,6 +129,7 @@ class Process:
         self._ended = True
         self._executor.drain()  # what was sent last still belongs to the output
         self._executor.close()
+        self.port.close()
         self.instance.close()
         self._message.set()
 
