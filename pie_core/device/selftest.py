@@ -1,4 +1,4 @@
-"""Start-up self-test: every template against answers computed in plain Python, on three tokens across a page boundary.
+"""Start-up self-test: the templates of every step against answers computed in plain Python, on three tokens across a page boundary.
 
 A wrong kernel gives fluent garbage, not an error; this finds it before the first request (standard library only, any Device).
 """
@@ -10,12 +10,14 @@ import struct
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 
+from pie_core.device import selftest_tables
 from pie_core.device.mask_block import mask_block
 from pie_core.device.protocol import NONE, PAGE_TOKENS, Buffer, Device, DeviceError, Launch, TemplateSpec, Weight
 from pie_core.device.templates import template
 
 TOLERANCE = 1e-3  # of the largest expected value; int16 activations stay below a tenth of it
 POSITIONS = (14, 15, 16)  # of the three tokens of one sequence
+ROWS = max(len(POSITIONS), len(selftest_tables.POSITIONS))  # of its largest step
 PAGES = (2, 0)  # its page table: not in order
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64
 WIDTH = HEADS * HEAD_DIM
@@ -106,6 +108,8 @@ class SelfTest:
     """The run on one device; the sequence's tokens share one step buffer."""
 
     def __init__(self, device: Device, bucket: int | None = None) -> None:
+        if device.token_buckets[-1] < ROWS:
+            raise DeviceError(f"the self-test runs {ROWS} tokens a step; the device takes {device.token_buckets[-1]}")
         self.device = device
         self.values = _Values(1)
         self.bucket = bucket or next((b for b in device.token_buckets if b >= len(POSITIONS)), device.token_buckets[-1])
@@ -136,14 +140,16 @@ class SelfTest:
         self.device.compile_plan([Launch(self.device.compile(spec), bindings)]).run()
 
     async def check(self, name: str, buffer: Buffer, offset: int, expected: Sequence[float]) -> None:
-        """Compare f32 values at element `offset`; NaN must meet NaN. Raises DeviceError that names the kernel."""
+        """Compare f32 values at element `offset`, NaN must meet NaN; or u32 words, exactly, where `expected` is an array of them. Raises
+        DeviceError that names the kernel."""
         self.compare(name, await self.device.read(buffer, offset * 4, len(expected) * 4), expected)
 
     def compare(self, name: str, found: bytes, expected: Sequence[float]) -> None:
         """The comparison of `check`."""
+        words = isinstance(expected, array)
         finite = [abs(v) for v in expected if v == v]  # noqa: PLR0124 (NaN is the value that differs from itself)
-        slack = TOLERANCE * max(finite, default=0.0)
-        for index, (got, want) in enumerate(zip(array("f", found), expected, strict=True)):
+        slack = 0.0 if words else TOLERANCE * max(finite, default=0.0)
+        for index, (got, want) in enumerate(zip(array("I" if words else "f", found), expected, strict=True)):
             if not (abs(got - want) <= slack or (math.isnan(want) and math.isnan(got))):
                 raise DeviceError(
                     f"self-test: kernel {name} is wrong on {self.device.info.kind} device {self.device.info.name!r}: "
@@ -237,8 +243,18 @@ class SelfTest:
             want = [v for query, chosen in zip(queries, seen, strict=True) for v in attended(query, chosen, keys, values)]
             await self.check(name, out, 0, want)
 
+    async def tables(self) -> None:
+        """`shift` and `gate`, in the largest bucket: the kernels that the engine runs, which finds them compiled."""
+        arena = self.buffer(array("I", selftest_tables.ARENA).tobytes(), "arena")
+        step = arena
+        for name, kernel, before, after, words in selftest_tables.checks():
+            step = step if before is None else self.buffer(before.tobytes(), "step with tables")
+            self.run(template(kernel, bucket=self.device.token_buckets[-1]), {"step": step, "arena": arena})
+            await self.check(name, step, 0, after)
+            await self.check(name, arena, 0, words)
+
     async def all(self, formats: Collection[str] = FORMATS) -> None:
-        """Every template, products with weights of `formats`, and logits of a full vocabulary (always of q8_0)."""
+        """The templates of every step, products with weights of `formats`, and logits of a full vocabulary (always of q8_0)."""
         step = self.step()
         await self.embed_and_norm(step)
         for fmt, add in (("f32", False), ("f16", True)):
@@ -248,6 +264,7 @@ class SelfTest:
             await self.linear(step, "q4_1", q4_1_block(self.values, 40, 64), True)
         await self.linear(step, "q8_0", q8_0_block(self.values, PERIOD, 32), False, LOGITS // PERIOD)
         await self.attention(step)
+        await self.tables()
 
     def close(self) -> None:
         """Free every buffer."""
@@ -258,9 +275,8 @@ class SelfTest:
 
 
 async def self_test(device: Device) -> None:
-    """Run every template on `device` at small shapes and logits at a full vocabulary. Raises DeviceError that names a wrong kernel."""
-    if device.token_buckets[-1] < len(POSITIONS):
-        raise DeviceError(f"the self-test runs {len(POSITIONS)} tokens a step; the device takes {device.token_buckets[-1]}")
+    """Run the templates of every step on `device`, at small shapes, and logits of a full vocabulary. Raises DeviceError that names a wrong
+    kernel."""
     test = SelfTest(device)
     try:
         await test.all()

@@ -41,6 +41,26 @@ async def test_passes_the_self_test(device: CpuDevice) -> None:
     assert await selftest.self_test(device) is None  # type: ignore[func-returns-value]
 
 
+class Swapped:
+    """The device, whose `name` is compiled as the template `other`."""
+
+    def __init__(self, device: CpuDevice, name: str, other: str) -> None:
+        self.device, self.name, self.other = device, name, other
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self.device, attribute)
+
+    def compile(self, spec: TemplateSpec) -> Any:
+        return self.device.compile(template(self.other, **dict(spec.params)) if spec.name == self.name else spec)
+
+
+@pytest.mark.parametrize(("name", "other"), [("shift", "gate"), ("gate", "shift")])
+async def test_the_self_test_names_a_wrong_kernel_of_tables(device: CpuDevice, name: str, other: str) -> None:
+    wrong: Any = Swapped(device, name, other)
+    with pytest.raises(DeviceError, match=f"self-test: kernel {name} is wrong on cpu device 'cpu'.*use another device"):
+        await selftest.self_test(wrong)
+
+
 async def test_says_what_it_is(device: CpuDevice) -> None:
     assert (device.info.kind, device.info.software) == ("cpu", False)
     assert "wasmtime" in device.info.description and "int16" in device.info.description

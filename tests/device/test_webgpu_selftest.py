@@ -15,7 +15,7 @@ from tests.support.lavapipe import as_gpu, lavapipe
 
 
 class Tampered:
-    """A real device whose kernel `name` is compiled with one parameter changed."""
+    """A real device whose kernel `name` is compiled with one parameter changed, or as another `template`."""
 
     def __init__(self, device: Device, name: str, change: dict[str, Any]) -> None:
         self.device, self.name, self.change = device, name, change
@@ -25,7 +25,8 @@ class Tampered:
 
     def compile(self, spec: KernelSpec) -> Any:
         if isinstance(spec, TemplateSpec) and spec.name == self.name:
-            spec = templates.template(spec.name, **{**dict(spec.params), **self.change})
+            params = {**dict(spec.params), **self.change}
+            spec = templates.template(params.pop("template", spec.name), **params)
         return self.device.compile(spec)
 
 
@@ -43,6 +44,9 @@ WRONG = [
     ("rope_append", {"style": "half"}, "rope_append .q."),
     ("attention", {"scale": 0.126}, "attention"),
     ("attention", {"kv_heads": 4}, "attention"),
+    ("shift", {"template": "gate"}, "shift"),
+    ("gate", {"template": "shift"}, "gate"),
+    ("gate", {"bucket": 3}, "gate"),
 ]
 
 
@@ -82,10 +86,77 @@ async def test_names_attention_that_ignores_masks(device: Any) -> None:
         await self_test(wrong)
 
 
+# Faults that a driver may build into the kernels of tables: (template, text, text instead, the check that finds it)
+FAULTS = [
+    ("shift", "select(arena[word], 0u, step[at + 1u] != 0u)", "arena[word]", "shift"),
+    ("shift", "select(arena[word], 0u, step[at + 1u] != 0u)", "0u", "shift"),
+    ("shift", "if (cell < words)", "if (true)", "shift"),
+    ("shift", "clamp(bitcast<i32>(arena[cell]), 0i, i32(limit))", "bitcast<i32>(arena[cell])", "shift"),
+    ("shift", "u32(clamp(bitcast<i32>(arena[cell]), 0i, i32(limit)))", "min(arena[cell], limit)", "shift"),
+    ("shift", "u32(clamp(bitcast<i32>(arena[cell]), 0i, i32(limit)))", "u32(max(bitcast<i32>(arena[cell]), 0i))", "shift"),
+    ("shift", "arena[word] = total;", "", "shift"),
+    ("shift", "k < early", "false", "shift"),
+    ("shift", "k < early", "true", "shift"),
+    ("shift", " - known", "", "shift"),
+    ("shift", "let first = step[at + 5u]", "let first = 0u", "shift"),
+    ("shift", "k < count &&", "k <= count &&", "shift"),
+    ("shift", "k < count &&", "k < 1u &&", "shift"),
+    ("shift", "if (step[row + 3u] != NONE)", "if (true)", "shift"),
+    ("shift", "pos / PAGE", "1u", "shift"),
+    ("shift", "pos % PAGE", "pos", "shift"),
+    ("shift", "step[row + 2u] = pos;", "", "shift"),
+    ("gate", "arena[word] |=", "arena[word] =", "gate"),
+    ("gate", "if (cell < words) { arena[word] |= u32(arena[cell] != 0u); }", "", "gate"),
+    ("gate", "if (arena[word] == 0u)", "if (false)", "gate"),
+    ("gate", "if (arena[word] == 0u)", "if (true)", "gate"),
+    ("gate", "k < count &&", "k < 1u &&", "gate"),
+    ("gate", "k < count &&", "k <= count &&", "gate"),
+    ("gate", "step[place] = NONE", "step[place] = 0u", "gate"),
+    ("gate", " && open == 0u", "", "gate"),
+    ("gate", "step[10] == 0u", "true", "gate, all shut, 1 rows without one"),
+    ("gate", "step[0] = 0u;", "", "gate, all shut, 0 rows without one"),
+    ("gate", "step[1] = 0u;", "", "gate, all shut, 0 rows without one"),
+]
+GPU_FAULTS = [
+    ("gate", "atomicOr(&live, open);", "if (lid == 0u) { atomicOr(&live, open); }", "gate"),  # a lost vote of another invocation
+    ("gate", "lid; g < gates", "0u; g < min(gates, 1u)", "gate"),
+    ("shift", "lid; s < shifts", "0u; s < min(shifts, 1u)", "shift"),
+]
+
+
+class Faulty(Tampered):
+    """A real device that compiles another text than that of the template `name`."""
+
+    def __init__(self, device: Device, name: str, text: str, instead: str) -> None:
+        super().__init__(device, name, {})
+        self.text, self.instead = text, instead
+
+    def compile(self, spec: KernelSpec) -> Any:
+        if not isinstance(spec, TemplateSpec) or spec.name != self.name:
+            return self.device.compile(spec)
+        kernels: Any = self.device.kernels  # type: ignore[attr-defined]
+        rendered = kernels._rendered(spec)
+        assert rendered.source.count(self.text) == 1
+        source = rendered.source.replace(self.text, self.instead)
+        return kernels._build(spec, source, rendered.bindings, rendered.grid, "faulty template")
+
+
+@pytest.mark.parametrize(("open_device", "name", "text", "instead", "named"), [
+    *((lavapipe, *fault) for fault in FAULTS), *((as_gpu, *fault) for fault in GPU_FAULTS),
+])  # fmt: skip
+async def test_every_part_of_what_tables_say_is_looked_at(open_device: Any, name: str, text: str, instead: str, named: str) -> None:
+    test = SelfTest(Faulty(open_device(), name, text, instead))  # type: ignore[arg-type]
+    try:
+        with pytest.raises(DeviceError, match=f"kernel {named} is wrong on webgpu device 'llvmpipe.*use another device"):
+            await test.tables()
+    finally:
+        test.close()
+
+
 async def test_says_when_a_step_is_too_small() -> None:
     small: Any = Tampered(lavapipe(), "", {})
-    small.token_buckets = (1, 2)
-    with pytest.raises(DeviceError, match="3 tokens a step; the device takes 2"):
+    small.token_buckets = (1, 4)
+    with pytest.raises(DeviceError, match="7 tokens a step; the device takes 4"):
         await self_test(small)
 
 

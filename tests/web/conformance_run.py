@@ -87,7 +87,7 @@ def compare(got: bytes, want: bytes, check: dict[str, Any], device: str) -> str 
 
 
 class Tampered:
-    """A device whose kernel `name` is compiled with one parameter changed."""
+    """A device whose kernel `name` is compiled with one parameter changed, or as another `template`."""
 
     def __init__(self, device: Device, name: str, change: dict[str, Any]) -> None:
         self.device, self.name, self.change = device, name, change
@@ -97,7 +97,8 @@ class Tampered:
 
     def compile(self, spec: Any) -> Any:
         if getattr(spec, "name", None) == self.name:
-            spec = template(spec.name, **{**dict(spec.params), **self.change})
+            params = {**dict(spec.params), **self.change}
+            spec = template(params.pop("template", spec.name), **params)
         return self.device.compile(spec)
 
 

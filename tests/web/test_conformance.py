@@ -22,14 +22,16 @@ HERE = Path(__file__).parent
 CASES = HERE / "conformance.json"
 KINDS = ("cpu", "webgpu")
 
-# A parameter changed behind the device's back, and the kernel that the self-test must name
+# A parameter changed behind the device's back, or the template, and the kernel that the self-test must name
 TAMPERED: list[tuple[str, dict[str, Any], str]] = [
     ("rms_norm", {"eps": 0.1}, "rms_norm rows=tokens"),
     ("linear", {"add": False}, "linear fmt=f16 m=40"),
     ("rope_append", {"style": "half"}, "rope_append (q)"),
     ("attention", {"scale": 0.126}, "attention"),
+    ("shift", {"template": "gate"}, "shift"),
+    ("gate", {"template": "shift"}, "gate"),
 ]
-TAMPERED_ON = {"cpu": TAMPERED, "webgpu": TAMPERED[:2]}  # SwiftShader compiles every kernel anew for each
+TAMPERED_ON = {"cpu": TAMPERED, "webgpu": [*TAMPERED[:1], *TAMPERED[-2:]]}  # SwiftShader compiles every kernel anew for each
 pytestmark = pytest.mark.timeout(300)
 
 RUN = """([url, job]) => new Promise((done, failed) => {
@@ -96,7 +98,7 @@ def test_the_self_test_passes_and_refuses_a_wrong_kernel_by_name(reports: Any, k
 
 def test_a_read_back_is_outstanding_from_its_call(reports: Any) -> None:
     passed, busy = reports("webgpu")["late"]
-    assert busy >= passed - 1
+    assert busy >= passed / 2  # 50 ms went by before the await
 
 
 def test_the_stored_answers_are_those_of_today() -> None:

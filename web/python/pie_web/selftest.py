@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pie_core.device.protocol import Buffer, Device, DeviceError, TemplateSpec
-from pie_core.device.selftest import FORMATS, POSITIONS, SelfTest
+from pie_core.device.protocol import Buffer, Device, TemplateSpec
+from pie_core.device.selftest import FORMATS, SelfTest
+
+_RUNNERS = ("gate", "shift")  # ModelRunner compiles the very same ones before the verdict
 
 
 class _Launch(NamedTuple):
@@ -31,8 +33,6 @@ class AskedTest(SelfTest):
     not wait for them; `await verdict()` runs and compares; `close()` frees what the test holds."""
 
     def __init__(self, device: Device) -> None:
-        if device.token_buckets[-1] < len(POSITIONS):
-            raise DeviceError(f"the self-test runs {len(POSITIONS)} tokens a step; the device takes {device.token_buckets[-1]}")
         super().__init__(device)
         self._steps: list[_Launch | _Question] = []
         self._compiling: dict[TemplateSpec, asyncio.Future[None]] = {}
@@ -41,7 +41,7 @@ class AskedTest(SelfTest):
     def run(self, spec: TemplateSpec, bindings: Mapping[str, Buffer]) -> None:
         """Begin to compile, and keep the launch."""
         prepare: Callable[[TemplateSpec], Awaitable[None]] | None = getattr(self.device, "prepare", None)
-        if prepare is not None and spec not in self._compiling:
+        if prepare is not None and spec not in self._compiling and spec.name not in _RUNNERS:
             self._compiling[spec] = asyncio.ensure_future(prepare(spec))
         self._steps.append(_Launch(spec, bindings))
 
