@@ -182,8 +182,8 @@ test("handles, programs and channel cells are counted while they are alive", () 
 test("an id is used once at a time", () => {
   const { call } = host();
   assert.equal(call("sleep", { ms: 1, f: 2 }), "");
-  refused("UsageError", /sleep: id 2 is in use/)(call("sleep", { ms: 1, f: 2 }));
-  refused("UsageError", /submit: id 2 is in use/)(call("submit", submit(2)));
+  refused("UsageError", /^sleep: id 2 is taken by a future; ids are unique within the instance$/)(call("sleep", { ms: 1, f: 2 }));
+  refused("UsageError", /^submit: id 2 is taken by a future/)(call("submit", submit(2)));
 });
 
 test("tokens of a pass are checked against the working sets and the vocabulary", () => {
@@ -208,7 +208,7 @@ test("a prewarm counts as a pass and as a future, and its ids are checked", () =
   refused("InvalidPass", /^prewarm: ids\[1\] = 10 is not a token id: whole numbers 0 \.\. 9 are$/)(call("prewarm", { ids: [1, 10], f: 1 }));
   assert.deepEqual([call("prewarm", { ids: [1, 2], f: 1 }), call("submit", submit(2))], ["", ""]);
   refused("BudgetExceeded", /passes outstanding: 2/)(call("prewarm", { ids: [], f: 3 }));
-  refused("UsageError", /sleep: id 1 is in use/)(call("sleep", { ms: 1, f: 1 }));
+  refused("UsageError", /^sleep: id 1 is taken by a future/)(call("sleep", { ms: 1, f: 1 }));
   made.beginStep("[[1,true,0]]");
   assert.equal(call("prewarm", { ids: [], f: 3 }), "");
   made.beginStep("[[2,true,0]]");

@@ -180,7 +180,9 @@ export class Host {
   }
 
   #fresh(name: string, id: number): number {
-    if (this.#futures.has(id)) throw new Refusal("UsageError", `${name}: id ${id} is in use`);
+    if (this.#futures.has(id)) {
+      throw new Refusal("UsageError", `${name}: id ${id} is taken by a future; ids are unique within the instance`);
+    }
     return id;
   }
 
