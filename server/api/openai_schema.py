@@ -22,10 +22,6 @@ MAX_PENALTY = 2
 MAX_TOP_LOGPROBS = 20
 ROLES = ("system", "developer", "user", "assistant")
 
-# Accepted and without effect here: they concern accounts, billing or storage at the API's origin.
-_IGNORED = {
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls",
-}  # fmt: skip
 # Known parameters that are not supported yet, each with the values that ask for nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
@@ -104,6 +100,19 @@ def _boolean(value: Any, param: str) -> bool:
     if not isinstance(value, bool):
         raise _bad(param, f"{param} must be true or false, got {show(value)}")
     return value
+
+
+def _labels(value: Any, param: str) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise _bad(param, f'{param} must be an object of strings like {{"topic": "demo"}}, got {show(value)}')
+    return {key: _text(text, f"{param}.{_name(key)}") for key, text in value.items()}
+
+
+# Without effect here, since they concern accounts, billing or storage at the API's origin: each has to be of its type, or null.
+_IGNORED: dict[str, Callable[[Any, str], object]] = {
+    "user": _text, "metadata": _labels, "store": _boolean, "service_tier": _text, "safety_identifier": _text, "prompt_cache_key": _text,
+    "prompt_cache_retention": _text, "parallel_tool_calls": _boolean,
+}  # fmt: skip
 
 
 def _optional(body: Mapping[str, Any], name: str, read: Callable[[Any, str], T], default: T) -> T:
@@ -247,7 +256,10 @@ def _fix(name: str) -> str:
 
 def _check_names(body: Mapping[str, Any]) -> None:
     for name, value in body.items():
-        if name in _READ or name in _IGNORED:
+        if name in _READ:
+            continue
+        if name in _IGNORED:
+            _optional(body, name, _IGNORED[name], None)
             continue
         if name not in _UNSUPPORTED:
             raise _bad(_name(name), f"unknown parameter {show(name)}; {_fix(name)}", "unknown_parameter")

@@ -62,7 +62,9 @@ def test_defaults() -> None:
         ({"logprobs": False, "top_logprobs": 0}, "top_logprobs", 0),
         ({"top_p": 1.0, "logprobs": False, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}}, "n", 1),
         ({"logit_bias": {}, "presence_penalty": 0, "frequency_penalty": 0.0, "logprobs": None, "tools": None}, "n", 1),
-        ({"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"}, "n", 1),
+        ({"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "parallel_tool_calls": False}, "n", 1),
+        ({"safety_identifier": "s", "prompt_cache_key": "k", "prompt_cache_retention": "24h", "metadata": {}}, "n", 1),
+        ({"user": None, "metadata": None, "store": None, "service_tier": None, "parallel_tool_calls": None}, "n", 1),
     ],
 )
 def test_accepted(fields: dict[str, Any], name: str, value: Any) -> None:
@@ -180,6 +182,19 @@ def test_messages(messages: list[Any], content: str) -> None:
         ({"presence_penalty": 2.1}, "presence_penalty"),
         ({"frequency_penalty": -3}, "frequency_penalty"),
         ({"frequency_penalty": "1"}, "frequency_penalty"),
+        ({"user": 7}, "user"),
+        ({"user": "\ud800"}, "user"),
+        ({"metadata": "a"}, "metadata"),
+        ({"metadata": [["a", "b"]]}, "metadata"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"metadata": {"a": None}}, "metadata.a"),
+        ({"store": 0}, "store"),
+        ({"store": "true"}, "store"),
+        ({"service_tier": ["auto"]}, "service_tier"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"safety_identifier": {}}, "safety_identifier"),
+        ({"prompt_cache_key": 1.5}, "prompt_cache_key"),
+        ({"prompt_cache_retention": True}, "prompt_cache_retention"),
     ],
 )
 def test_refusals_name_the_field(fields: dict[str, Any], param: str) -> None:
@@ -216,6 +231,10 @@ def test_the_body_must_be_an_object(body: Any) -> None:
         ({"top_logprobs": 2}, "top_logprobs = 2 needs logprobs = true"),
         ({"logit_bias": {"x": 1}}, 'the keys of logit_bias are token ids, whole numbers in decimal digits, got "x"'),
         ({"n": "é\ud800"}, 'got "é\\ud800"'),
+        ({"store": "yes"}, 'store must be true or false, got "yes"'),
+        ({"user": 7}, "user must be a string, got 7"),
+        ({"metadata": ["a"]}, 'metadata must be an object of strings like {"topic": "demo"}, got ["a"]'),
+        ({"metadata": {"run": 3}}, "metadata.run must be a string, got 3"),
     ],
 )
 def test_messages_show_json(fields: dict[str, Any], words: str) -> None:
