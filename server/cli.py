@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -137,12 +137,20 @@ def serve(
     with bind(settings.host, settings.port) as sock:
         if settings.host not in ("127.0.0.1", "::1", "localhost"):
             _say(f"note: {settings.host} can be reached from other machines, and this server asks for no key")
-        asyncio.run(serve_until_signal(sock, service, settings, lambda url: _say_ready(url, service)))
+        asyncio.run(serve_until_signal(sock, service, settings, lambda url: _say_ready(url, service), _say_page))
 
 
 def _say_ready(url: str, service: Service) -> None:
+    _say_out(url, lambda: _print_ready(url, service))
+
+
+def _say_page(url: str) -> None:
+    _say_out(url, lambda: print(f"  {url}/hello in a browser: the same engine in the page", flush=True))
+
+
+def _say_out(url: str, write: Callable[[], None]) -> None:
     try:
-        _print_ready(url, service)
+        write()
     except (terminal.OutputError, BrokenPipeError) as err:  # a server goes on serving where nobody reads its output
         terminal.drop_output()
         _say(f"note: the server is ready on {url}, but that could not be printed: {err}")
@@ -164,8 +172,7 @@ def _print_ready(url: str, service: Service) -> None:
     if not small:
         print(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
     print(f'  {command} run inferlet_sdk/examples/hello.py --prompt "The capital of France is"')
-    print(f"  curl {url}/health")
-    print(f"  {url}/hello in a browser: the same engine in the page", flush=True)
+    print(f"  curl {url}/health", flush=True)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError, LineTooLong
 
-from pie_server.errors import ApiError, one_sentence
+from pie_server.errors import ApiError, forget_frames, one_sentence
 from pie_server.logs import log, where
 
 BODY_FAULTS = (web.RequestPayloadError, HttpProcessingError)  # raised where a body is read that its head describes wrongly
@@ -93,6 +93,8 @@ class Connection(web.RequestHandler):
         """One line instead of a traceback; a body that cannot be decoded was the client's, and its answer tells of it."""
         if isinstance(exc_info, BaseException) and not isinstance(exc_info, BODY_FAULTS):
             log("connection_fault", logging.ERROR, error=where(exc_info))
+        if isinstance(exc_info, BaseException):
+            forget_frames(exc_info)  # a body's are kept by the body
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -101,6 +103,8 @@ class Connection(web.RequestHandler):
         known = status < 500
         level = logging.INFO if known else logging.ERROR
         log("request_refused" if known else "request_fault", level, status=status, error=where(exc) if exc is not None else None)
+        if exc is not None:
+            forget_frames(exc)  # the parser's, one of which holds it
         if request.writer.output_size > 0:
             raise ConnectionError("a part of the response is sent already")
         if isinstance(exc, ContentEncodingError):

@@ -15,6 +15,7 @@ class Drain:
     """Counts the requests that run; `finish` waits for them and ends the rest."""
 
     def __init__(self) -> None:
+        self.cut_off = False  # the process ends at once: what still runs is told nothing
         self._running = 0
         self._idle = asyncio.Event()
         self._idle.set()

@@ -87,7 +87,7 @@ def _at_epoch(_context: Any, _data: Any, delta: Any, kind: Any) -> int:
     reason = check() if check is not None else None
     if reason is not None:
         error = ffi.wasmtime_error_new(reason.encode())
-        return ctypes.cast(error, ctypes.c_void_p).value or 0  # wasmtime takes ownership
+        return ctypes.addressof(error.contents)  # wasmtime takes ownership; `cast` would leave a cycle behind
     delta[0] = 1
     kind[0] = _CONTINUE
     return 0

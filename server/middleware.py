@@ -30,6 +30,7 @@ LOG_FIELDS: web.RequestKey[dict[str, Any]] = web.RequestKey("log_fields", dict)
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PROBES = {"/health", "/metrics"}  # asked every few seconds by machines
 CLIENT_CLOSED = 499  # status in logs and metrics when the client left before an answer was sent
+CUT_OFF = 503  # when it was the server that ended before
 
 
 def request_id(request: web.Request) -> str:
@@ -148,6 +149,8 @@ def observe(metrics: Metrics, settings: Settings) -> Middleware:
             return response
         finally:
             seconds = time.perf_counter() - started
+            if status == CLIENT_CLOSED and request.app[DRAIN].cut_off:
+                status, fields["error"] = CUT_OFF, "cut_off"
             resource = request.match_info.route.resource
             route = resource.canonical if resource is not None else "unmatched"
             metrics.request(request.method, route, status, seconds)

@@ -40,7 +40,11 @@ _MOST_USED = 8  # guests that may wait to be freed: their memory is still held
 
 
 class SandboxError(Exception):
-    """A guest was ended by the sandbox."""
+    """A guest was ended by the sandbox. The message is all there is to it."""
+
+    def again(self) -> SandboxError:
+        """The same error, to be raised: one that a guest keeps must not collect frames, which hold the guest."""
+        return type(self)(*self.args)
 
 
 class CpuBudgetExceeded(SandboxError):
@@ -248,23 +252,21 @@ class GuestInstance:
                 self._lock.release()
 
     async def _run(self, export: str, text: str) -> str:
-        if self._stop is not None:
-            raise self._stop
+        self._go_on()
         answer: str = await self._sandbox._pool.run(self._step, export, text)
         return answer
 
     def _step(self, export: str, text: str) -> str:
         with self._lock:
             try:
-                if self._stop is not None:
-                    raise self._stop
+                self._go_on()
                 fresh = self._machine is None
                 if self._machine is None:
                     self._machine = self._sandbox._machine()
                     self._machine.store.set_limits(memory_size=self.limits.memory_bytes)
                 answer = self._call(self._machine, export, text)
             except SandboxError as error:
-                self._stop = self._stop or error
+                self._stop = self._stop or error.again()
                 raise
             finally:
                 if self._stop is not None:
@@ -272,6 +274,11 @@ class GuestInstance:
         if fresh:
             self._sandbox._refill_soon()
         return answer
+
+    def _go_on(self) -> None:
+        """Raises why there are no more steps."""
+        if self._stop is not None:
+            raise self._stop.again()
 
     def _free(self) -> None:
         machine, self._machine = self._machine, None
@@ -289,14 +296,13 @@ class GuestInstance:
         try:
             answer: str = self._sandbox._ticker.guarded(machine.store, self._check, lambda: call_string(machine.store, func, text))
         except WasmtimeError as error:
-            raise self._stop or _trap(error, self.limits) from None
+            raise (self._stop.again() if self._stop is not None else _trap(error, self.limits)) from None
         finally:
             used = time.thread_time() - began
             self.cpu_s += used
             self._brief = used < BRIEF_S
             _here.guest = None
-        if self._stop is not None:  # closed, or over a budget, in the step's last moments
-            raise self._stop
+        self._go_on()  # unless it was closed, or went over a budget, in the step's last moments
         if len(answer) > self.limits.text_chars:
             raise OutputLimitExceeded(f"the inferlet answered {len(answer):,} characters at once; the limit is {self.limits.text_chars:,}")
         if self.cpu_s > self.limits.total_cpu_s:

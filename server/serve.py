@@ -8,7 +8,8 @@ import errno
 import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from types import FrameType
 from typing import Protocol
 
 from aiohttp import web
@@ -16,10 +17,11 @@ from aiohttp import web
 from pie_server.api.backend import Backend
 from pie_server.app import create_app
 from pie_server.config import Settings
-from pie_server.drain import DRAIN
+from pie_server.drain import DRAIN, Drain
 from pie_server.errors import UserError
 from pie_server.listener import listen
-from pie_server.logs import log
+from pie_server.logs import log, where
+from pie_server.web import ASSETS, Assets
 
 LEAST_TELLING_S, MOST_TELLING_S = 0.2, 1.0  # time for the last answers, within shutdown_s where that is longer
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -84,8 +86,32 @@ async def _until_signal() -> str:
             loop.remove_signal_handler(number)
 
 
-async def serve(sock: socket.socket, backend: LoadingBackend, settings: Settings, on_ready: Callable[[str], None]) -> None:
-    """Serve `backend` on `sock` until a signal comes. `on_ready` gets the server's address once the model has loaded.
+@contextlib.contextmanager
+def _interrupted_again(drain: Drain) -> Iterator[None]:
+    """A second SIGINT has its default effect in here, and the log says which requests that cut off."""
+
+    def note(number: int, frame: FrameType | None) -> None:
+        drain.cut_off = True
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if drain.cut_off:
+            log("stopped_at_once", reason="a second SIGINT")
+
+
+async def serve(
+    sock: socket.socket,
+    backend: LoadingBackend,
+    settings: Settings,
+    on_ready: Callable[[str], None],
+    on_page: Callable[[str], None] | None = None,
+) -> None:
+    """Serve `backend` on `sock` until a signal comes. `on_ready` gets the server's address once the model has loaded; then `on_page` gets
+    it, where the page is built.
 
     Requests that run when the signal comes have `settings.shutdown_s` seconds; who is not done shortly before is told so.
     """
@@ -97,24 +123,42 @@ async def serve(sock: socket.socket, backend: LoadingBackend, settings: Settings
         server = await listen(runner, sock)
         url = url_of(sock)
         log("listening", address=url)
-        loading = asyncio.create_task(_load(backend, url, on_ready))
+        looking = asyncio.create_task(_page_built(app[ASSETS])) if on_page is not None else None  # reads all sources: beside the load
+        loading = asyncio.create_task(_load(backend, url, on_ready, looking, on_page))
         log("stopping", reason=await _until_signal())
-        server.close()
-        loading.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await loading
-        await app[DRAIN].finish(max(0.0, settings.shutdown_s - telling))
+        with _interrupted_again(app[DRAIN]):
+            server.close()
+            loading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await loading
+            await app[DRAIN].finish(max(0.0, settings.shutdown_s - telling))
     finally:
         await runner.cleanup()  # waits twice at most `shutdown_timeout`: for answers, and for who does not read them
         await backend.close()
 
 
-async def _load(backend: LoadingBackend, url: str, on_ready: Callable[[str], None]) -> None:
+async def _page_built(assets: Assets) -> bool:
+    try:
+        return await assets.built()
+    except (OSError, SyntaxError) as error:  # of sources that are being edited: no reason to stop
+        log("page_not_found", logging.WARNING, error=where(error))
+        return False
+
+
+async def _load(
+    backend: LoadingBackend,
+    url: str,
+    on_ready: Callable[[str], None],
+    page: Awaitable[bool] | None,
+    on_page: Callable[[str], None] | None,
+) -> None:
     await backend.load()
     status = backend.status
     if status.state == "ready":
         log("ready", model=backend.card.name, **{f"device_{key}": value for key, value in (status.device or {}).items()})
         on_ready(url)
+        if on_page is not None and page is not None and await page:
+            on_page(url)
         await backend.keep()
     else:
         log("load_failed", logging.ERROR, error=status.error)

@@ -354,7 +354,7 @@ class Service:
             await _end(running)
             process.close()  # a task that is cancelled before its first step never gets to its own clean-up
             guest.close()
-            del self._runs[process]
+            del self._runs[process], running  # a task holds its error, whose frames are this one's too
             if not self._runs:
                 self._idle.set()
 

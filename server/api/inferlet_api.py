@@ -111,7 +111,10 @@ async def run_api(request: web.Request, source: str, name: str, payload: Mapping
     if failure is not None:
         request[LOG_FIELDS]["error"] = failure.code or failure.kind
         if events.response is None:
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # whose traceback holds this frame
         await events.send_json(failure.body())
         await events.response.write_eof()
         return events.response

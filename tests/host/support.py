@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pie_core.engine.loop import Engine
+from pie_core.engine.metrics import StepRecord
 from pie_core.host.budget import Budget
 from pie_core.host.process import Process
 from pie_core.host.services import ModelFacts, Services
@@ -70,3 +75,23 @@ async def run(
         return await process.run(guest, process.request("", input))
     finally:
         assert guest.closed
+
+
+@contextmanager
+def nothing_older() -> Iterator[None]:
+    """What there is already is neither collected nor seen by `alive`: counting what a test makes is ten times as fast."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def alive(*packages: str) -> Counter[str]:
+    """What there is of the types of `packages`, by name, and of what waits on an event loop. The records of the timeline, which keeps a
+    thousand steps, are left out."""
+    return Counter(
+        type(thing).__qualname__
+        for thing in gc.get_objects()
+        if (str(type(thing).__module__).startswith(packages) and not isinstance(thing, StepRecord)) or isinstance(thing, asyncio.Future)
+    )

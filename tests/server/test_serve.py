@@ -10,13 +10,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from fake_backend import FakeBackend
 
+import pie_server.web
 from pie_server.api.backend import OnMessage, Progress, Status
+from pie_server.build.cpu_module import BuildError
 from pie_server.config import Settings, load_settings
 from pie_server.errors import UserError
 from pie_server.logs import configure
@@ -114,6 +117,93 @@ async def test_a_stop_is_told_to_streams_and_whole_requests_within_its_time() ->
             status, text = await stream
     last = text.rstrip().split("\n\n")[-1].removeprefix("data: ")
     assert (status, json.loads(last)["error"]["code"]) == (200, "shutting_down")
+
+
+INTERRUPTED = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[1])
+from pie_server.config import Settings
+from pie_server.logs import configure
+from pie_server.serve import bind, serve
+from test_serve import Endless
+
+configure()
+backend = Endless()
+backend.go_on.set()
+with bind("127.0.0.1", 0) as sock:
+    asyncio.run(serve(sock, backend, Settings(shutdown_s=30), lambda url: print(url, flush=True)))
+"""
+
+
+async def test_what_a_second_interrupt_cuts_off_is_not_called_the_clients_doing() -> None:
+    command = (sys.executable, "-c", INTERRUPTED, str(Path(__file__).parent))
+    pipe = asyncio.subprocess.PIPE
+    async with asyncio.timeout(60):
+        server = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+        assert server.stdout is not None and server.stderr is not None
+        lines: list[str] = []
+
+        async def logged(*words: str) -> None:
+            while not any(all(word in line for word in words) for line in lines):
+                read = await server.stderr.readline()  # type: ignore[union-attr]
+                assert read, f"{words} in none of {lines}"
+                lines.append(read.decode())
+
+        try:
+            url = (await server.stdout.readline()).decode().strip()
+            chat = f"{url}/v1/chat/completions"
+            async with aiohttp.ClientSession() as session:
+                async with session.post(chat, json={**HELLO, "stream": True}) as left:
+                    await left.content.readany()
+                await logged(" request ", " status=499 ")  # this one was the client's
+                async with session.post(chat, json={**HELLO, "stream": True}) as cut:
+                    await cut.content.readany()
+                    server.send_signal(signal.SIGINT)
+                    await logged(" stopping ")
+                    server.send_signal(signal.SIGINT)
+                    await logged(" request ", " status=503 ", " error=cut_off")
+                    await logged(" stopped_at_once ", 'reason="a second SIGINT"')
+            await server.stderr.read()
+            assert await server.wait() == -signal.SIGINT  # of a bare KeyboardInterrupt; `pie` makes it 130
+        finally:
+            if server.returncode is None:
+                server.kill()
+                await server.wait()
+
+
+def no_page() -> Path | None:
+    raise BuildError("there are no sources")
+
+
+def half_written() -> Path | None:
+    raise SyntaxError("of a source that is being edited")
+
+
+@pytest.mark.parametrize("found", ["built", "not built", "not buildable", "half-written"])
+async def test_the_page_is_named_where_there_is_one(found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hello.html").write_text("<!doctype html>")
+    finds = {"built": lambda: tmp_path, "not built": lambda: None, "not buildable": no_page, "half-written": half_written}
+    monkeypatch.setattr(pie_server.web, "built_assets", finds[found])
+    backend = SlowBackend()
+    backend.go_on.set()
+    told: list[str] = []
+    kept = asyncio.Event()
+
+    async def keep() -> None:
+        kept.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(backend, "keep", keep)
+    with bind("127.0.0.1", 0) as sock:
+        url = url_of(sock)
+        running = asyncio.create_task(serve(sock, backend, Settings(), lambda url: told.append(f"ready {url}"), told.append))
+        async with asyncio.timeout(5):
+            await kept.wait()
+            async with aiohttp.ClientSession() as session, session.get(f"{url}/hello") as response:
+                assert (response.status == 200) == (found == "built")
+            os.kill(os.getpid(), signal.SIGTERM)
+            await running
+    assert told == [f"ready {url}", *([url] if found == "built" else [])]
 
 
 async def test_a_stop_waits_no_longer_than_for_the_last_request() -> None:

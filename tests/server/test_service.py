@@ -213,12 +213,15 @@ async def test_a_pool_that_holds_no_question_is_told_instead_of_a_command_that_f
         await service.load()
         cli._print_ready("http://x", service)
         fine, tokens = capsys.readouterr().out, service.pool_tokens
+        cli._say_page("http://x")
+        page = capsys.readouterr().out
         monkeypatch.setattr(cli, "LEAST_POOL_TOKENS", tokens + 1)
         cli._print_ready("http://x", service)
         small = capsys.readouterr().out
     finally:
         await service.close()
     assert "chat/completions" in fine and "note:" not in fine
+    assert "hello in" not in fine and page.startswith("  http://x/hello in a browser")
     assert "chat/completions" not in small and f"room for {tokens:,} tokens" in small and "a larger --kv-pool-mb" in small
 
 

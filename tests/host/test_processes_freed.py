@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,24 +13,13 @@ import pytest
 
 from pie_core.device.protocol import DeviceError
 from pie_core.engine.loop import Engine
-from pie_core.engine.metrics import StepRecord
 from pie_core.host.budget import Budget
 from pie_core.host.process import InferletFailed, Process
 from tests.engine.fake_runner import FakeRunner, limits
 from tests.engine.support import GREEDY, running, settle
 from tests.host.script_guest import Api, HostError, Script, ScriptGuest
-from tests.host.support import SERVICES, run
+from tests.host.support import SERVICES, alive, nothing_older, run
 from tests.host.test_process import prefill_over_the_context_unseen, raises_itself, seed_loop, takes_what_nobody_puts, waits_for_room
-
-
-def ours() -> Counter[str]:
-    """What there is of this project's own types, by name, and of what waits on an event loop; the timeline keeps the records of steps."""
-    return Counter(
-        type(thing).__qualname__
-        for thing in gc.get_objects()
-        if (type(thing).__module__.startswith("pie_core.") and not isinstance(thing, StepRecord))
-        or isinstance(thing, (asyncio.Future, asyncio.TimerHandle))
-    )
 
 
 async def fails(engine: Engine, script: Script, kind: str, **more: Any) -> None:
@@ -184,18 +172,19 @@ SCENES = [seed, seed_in_a_thread, edits, refusals, broken_handles, failing, host
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
 async def test_nothing_waits_for_the_collector(scene: Callable[[Engine], Awaitable[None]]) -> None:
     runner = FakeRunner(limits(pages=64))
-    async with running(runner) as engine:
-        await scene(engine)  # what is kept for the next one is there now
-        await settle()
-        runner.batches.clear()
-        gc.collect()
-        before = ours()
-        gc.disable()
-        try:
-            await scene(engine)
+    with nothing_older():
+        async with running(runner) as engine:
+            await scene(engine)  # what is kept for the next one is there now
             await settle()
             runner.batches.clear()
-            left = ours() - before
-        finally:
-            gc.enable()
-        assert not left, f"{scene.__name__}: {dict(left)} wait for the garbage collector"
+            gc.collect()
+            before = alive("pie_core.")
+            gc.disable()
+            try:
+                await scene(engine)
+                await settle()
+                runner.batches.clear()
+                left = alive("pie_core.") - before
+            finally:
+                gc.enable()
+            assert not left, f"{scene.__name__}: {dict(left)} wait for the garbage collector"
