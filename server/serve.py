@@ -125,8 +125,9 @@ async def serve(
         log("listening", address=url)
         looking = asyncio.create_task(_page_built(app[ASSETS])) if on_page is not None else None  # reads all sources: beside the load
         loading = asyncio.create_task(_load(backend, url, on_ready, looking, on_page))
-        log("stopping", reason=await _until_signal())
+        reason = await _until_signal()
         with _interrupted_again(app[DRAIN]):
+            log("stopping", reason=reason)
             server.close()
             loading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
