@@ -48,6 +48,7 @@ class Connection(web.RequestHandler):
         self._all, self._patience = open, patience
         self.since = self._heard = loop.time()  # since when it waits for a head, or for the rest of one; the last byte
         self._in_head = True  # of the first request, which may come at once
+        self._short = False  # none of the requests at work, or in line, has a body or runs an inferlet
 
     @property
     def idle(self) -> bool:
@@ -68,12 +69,23 @@ class Connection(web.RequestHandler):
         """Bytes of the client."""
         self._heard = self._loop.time()
         idle = self.idle
+        begun = self._request_count > 0 and not idle
         super().data_received(data)
+        if self._messages:  # of a broken request there is no method
+            self._short = (self._short or not begun) and all(getattr(m, "method", "GET") in ("GET", "HEAD") for m, _ in self._messages)
         if not idle or self.idle:
             if idle and not self._in_head:
                 self._in_head, self.since = True, self._heard
             return
         self._in_head, self.since = False, self._heard
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks whether to keep the transport, aiohttp never does
+        """The client shut down its writing half, or left: until an answer is written, nothing tells which. So short requests are answered,
+        and what runs an inferlet ends, which could go on for minutes for nobody."""
+        if self.idle or not self._short:
+            return False  # the transport closes
+        self.close()  # behind the answer
+        return True
 
     def look(self, now: float) -> None:
         """Let the client go if it has kept the server waiting for too long at the loop's time `now`."""

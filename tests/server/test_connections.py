@@ -66,6 +66,51 @@ async def said(address: Address, *parts: bytes, pause: float = 0.0) -> bytes:
         writer.close()
 
 
+async def said_behind_a_half_close(address: Address, request: bytes) -> bytes:
+    """What the server answers to a client that shuts down its writing half behind its request."""
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(request)
+    writer.write_eof()
+    async with asyncio.timeout(5):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (HEALTH, b" 200 "),
+        (HEALTH.replace(b"GET", b"HEAD"), b" 200 "),
+        (HEALTH.replace(b"/health", b"/nowhere"), b" 404 "),
+        (b"garbage\r\n\r\n", b" 400 "),
+        (HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY, None),  # as one that left: its run would go on for nobody
+        (HEALTH + HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY, None),
+        (b"", None),
+        (HEALTH[:20], None),
+    ],
+)
+async def test_a_half_closed_connection_gets_what_runs_nothing(request_bytes: bytes, status: bytes | None) -> None:
+    async with serving(Patience()) as address:
+        answer = await said_behind_a_half_close(address, request_bytes)
+    assert (answer == b"") == (status is None)
+    assert status is None or status in answer.splitlines()[0]
+
+
+async def test_a_half_close_behind_earlier_requests_is_as_one_behind_the_first() -> None:
+    async with serving(Patience()) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(HEAD + b"Content-Length: 2\r\n\r\n{}")
+        assert b" 400 " in await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(0.05)  # its body has come
+        writer.write(HEALTH)
+        writer.write_eof()
+        async with asyncio.timeout(5):
+            answer = await reader.read()
+        writer.close()
+    assert b"HTTP/1.1 200 " in answer
+
+
 @pytest.mark.parametrize(
     ("patience", "parts"),
     [
