@@ -13,11 +13,10 @@ from pie_core.engine.channel import Channel
 from pie_core.engine.errors import EngineError, InvalidState
 from pie_core.engine.forward import Pass, PassSpec
 from pie_core.engine.instance import Instance
-from pie_core.engine.pipeline import Pipeline
 from pie_core.engine.values import Value
 from pie_core.engine.working_set import EDIT, WorkingSet
-from pie_core.eta.program import Program
 from pie_core.host.deadlock import NOBODY_SENDS, Deadlock, deadlock
+from pie_core.host.handles import Handles, kept
 from pie_core.host.ops import OPS, Payload
 from pie_core.host.port import GuestPort
 from pie_core.host.services import LogSink
@@ -49,11 +48,7 @@ class Executor:
         self._sent = sent
         self._on_log = on_log
         self._receives = receives
-        self._sets: dict[int, WorkingSet] = {}
-        self._pipes: dict[int, Pipeline] = {}
-        self._channels: dict[int, Channel] = {}
-        self._programs: dict[int, Program] = {}
-        self._broken: dict[int, EngineError] = {}  # handles that the engine refused to make
+        self._handles = Handles()
         self._outputs: dict[int, list[Sink]] = {}  # outputs of passes in flight, with the commits that wait for each
         self._fresh: dict[int, tuple[Value | None, EngineError | None]] = {}  # settled outputs that the guest has not heard of
         self._events: list[str] = []
@@ -64,7 +59,7 @@ class Executor:
         self.inbox: deque[str] = deque()
         self._closed = False
         self.fault: Exception | None = None
-        port.working_set = self._sets.get
+        port.working_set = self._handles.sets.get
 
     # --- for the process
 
@@ -162,41 +157,29 @@ class Executor:
         else:
             self._resolve(future, "null" if value is None else value_json(value))
 
-    def _missing(self, key: int, text: str) -> EngineError:
-        """Why a handle is not there."""
-        broken = self._broken.get(key)
-        return broken.again() if broken is not None else InvalidState(text)
-
-    # --- working sets; ids were checked by the port, so a missing one is a handle that the engine refused
-
-    def _set(self, key: int) -> WorkingSet:
-        ws = self._sets.get(key)
-        if ws is None:
-            raise self._missing(key, f"working set {key} does not exist")
-        return ws
+    # --- working sets
 
     def _ws_new(self, p: Payload) -> None:
         try:
-            self._sets[p["ws"]] = self._instance.working_set(reuse=p["reuse"])
+            self._handles.sets[p["ws"]] = self._instance.working_set(reuse=p["reuse"])
         except EngineError as error:
-            self._broken[p["ws"]] = _kept(error)
+            self._handles.refuse(p["ws"], error)
 
     def _ws_fork(self, p: Payload) -> None:
         try:
-            pipe = self._pipe(p["pipe"]) if p["pipe"] is not None else None
-            self._sets[p["ws"]] = self._instance.fork(self._set(p["of"]), pipe, buffer=p["buffer"])
+            pipe = self._handles.pipe(p["pipe"]) if p["pipe"] is not None else None
+            self._handles.sets[p["ws"]] = self._instance.fork(self._handles.set(p["of"]), pipe, buffer=p["buffer"])
         except EngineError as error:
-            self._broken[p["ws"]] = _kept(error)
+            self._handles.refuse(p["ws"], error)
 
     def _ws_drop(self, p: Payload) -> None:
-        self._broken.pop(p["ws"], None)
-        ws = self._sets.pop(p["ws"], None)
+        ws = self._handles.drop(p["ws"])
         if ws is not None and not self._instance.closed:  # else it is free already
             self._instance.drop(ws)
 
     def _edit(self, p: Payload, edit: Callable[[WorkingSet], None]) -> None:
         """Change a set. What refuses it has nobody to tell now and is told by the next use, like why a set could not be made."""
-        ws = self._sets.get(p["ws"])
+        ws = self._handles.sets.get(p["ws"])
         if ws is not None:
             try:
                 edit(ws)
@@ -211,7 +194,7 @@ class Executor:
             self._instance.commit(ws, what)
             return
         if "ch" in what:
-            self._instance.commit(ws, self._channel(what["ch"]))
+            self._instance.commit(ws, self._handles.channel(what["ch"]))
             return
         settle = self._instance.commit_later(ws)
         try:
@@ -233,15 +216,15 @@ class Executor:
     def _ws_save(self, p: Payload) -> None:
         self._awaited[p["f"]] = "the saved working set"
         try:
-            self._instance.save(self._set(p["ws"]), p["name"], partial(self._sink, p["f"]))
+            self._instance.save(self._handles.set(p["ws"]), p["name"], partial(self._sink, p["f"]))
         except EngineError as error:
             self._sink(p["f"], None, error)
 
     def _ws_open(self, p: Payload) -> None:
         try:
-            self._sets[p["ws"]] = self._instance.open(p["name"], partial(self._sink, p["f"]))
+            self._handles.sets[p["ws"]] = self._instance.open(p["name"], partial(self._sink, p["f"]))
         except EngineError as error:
-            self._broken[p["ws"]] = _kept(error)
+            self._handles.refuse(p["ws"], error)
             self._sink(p["f"], None, error)
 
     def _ws_length(self, p: Payload) -> None:
@@ -253,7 +236,7 @@ class Executor:
     def _ask(self, p: Payload, what: str, ask: Callable[[WorkingSet, Sink], None]) -> None:
         self._awaited[p["f"]] = what
         try:
-            ask(self._set(p["ws"]), partial(self._sink, p["f"]))
+            ask(self._handles.set(p["ws"]), partial(self._sink, p["f"]))
         except EngineError as error:
             self._sink(p["f"], None, error)
 
@@ -273,39 +256,27 @@ class Executor:
 
     def _pipe_new(self, p: Payload) -> None:
         try:
-            self._pipes[p["pipe"]] = self._instance.pipeline()
+            self._handles.pipes[p["pipe"]] = self._instance.pipeline()
         except EngineError as error:
-            self._broken[p["pipe"]] = _kept(error)
-
-    def _pipe(self, key: int) -> Pipeline:
-        pipe = self._pipes.get(key)
-        if pipe is None:
-            raise self._missing(key, f"pipeline {key} does not exist")
-        return pipe
+            self._handles.refuse(p["pipe"], error)
 
     def _pipe_close(self, p: Payload) -> None:
-        pipe = self._pipes.pop(p["pipe"], None)
+        pipe = self._handles.pipes.pop(p["pipe"], None)
         if pipe is not None:
             self._instance.close_pipeline(pipe)
 
     def _pipe_stop_when(self, p: Payload) -> None:
         try:
-            self._pipe(p["pipe"]).stop_when(self._channel(p["ch"]))
+            self._handles.pipe(p["pipe"]).stop_when(self._handles.channel(p["ch"]))
         except EngineError as error:  # a pipeline that does not stop where it should must not run at all
-            self._broken[p["pipe"]] = _kept(error)
+            self._handles.refuse(p["pipe"], error)
             self._pipe_close(p)
 
     def _ch_new(self, p: Payload) -> None:
         try:
-            self._channels[p["ch"]] = self._instance.channel(p["dtype"], p["shape"], p["capacity"], seed=p["seed"], host=p["host"])
+            self._handles.channels[p["ch"]] = self._instance.channel(p["dtype"], p["shape"], p["capacity"], seed=p["seed"], host=p["host"])
         except EngineError as error:
-            self._broken[p["ch"]] = _kept(error)
-
-    def _channel(self, key: int) -> Channel:
-        channel = self._channels.get(key)
-        if channel is None:
-            raise self._missing(key, f"channel {key} does not exist")
-        return channel
+            self._handles.refuse(p["ch"], error)
 
     def _ch_put(self, p: Payload) -> None:
         self._write(p, self._instance.put)
@@ -315,13 +286,13 @@ class Executor:
 
     def _write(self, p: Payload, write: Callable[[Channel, Sequence[int]], None]) -> None:
         """Write a cell. What refuses it is told by the next use of the channel."""
-        channel = self._channels.get(p["ch"])
+        channel = self._handles.channels.get(p["ch"])
         if channel is not None:
             try:
                 write(channel, p["words"])
             except EngineError as error:
-                self._broken[p["ch"]] = _kept(error)
-                del self._channels[p["ch"]]
+                self._handles.refuse(p["ch"], error)
+                del self._handles.channels[p["ch"]]
 
     def _ch_take(self, p: Payload) -> None:
         self._receive_from(p, True)
@@ -331,7 +302,7 @@ class Executor:
 
     def _receive_from(self, p: Payload, take: bool) -> None:
         try:
-            channel = self._channel(p["ch"])
+            channel = self._handles.channel(p["ch"])
             self._awaited[p["f"]] = f"{'take()' if take else 'read()'} of the {channel.describe()}"
             self._instance.receive(channel, take, partial(self._sink, p["f"]))
         except EngineError as error:
@@ -340,7 +311,7 @@ class Executor:
     # --- passes
 
     def _program(self, p: Payload) -> None:
-        self._programs[p["prog"]] = p["program"]
+        self._handles.programs[p["prog"]] = p["program"]
 
     def _submit(self, p: Payload) -> None:
         outs: list[int] = p["outs"]
@@ -373,29 +344,29 @@ class Executor:
                 if first is not None and not entries:
                     first["spec"] = spec
             self._outputs.update((future, []) for future in outs)
-            self._instance.submit_with(self._pipe(p["pipe"]), spec, sink)
+            self._instance.submit_with(self._handles.pipe(p["pipe"]), spec, sink)
         except EngineError as error:
-            refusal = _kept(error)
+            refusal = kept(error)
         else:
             return
-        for ws in filter(None, map(self._sets.get, p["ws"])):  # what is posted already counts on the pass
+        for ws in filter(None, map(self._handles.sets.get, p["ws"])):  # what is posted already counts on the pass
             if not self._instance.closed:
                 self._instance.refused(ws, refusal)
         sink(None, None, refusal)
 
     def _spec(self, p: Payload) -> tuple[PassSpec, list[ChannelEntry]]:
-        channels = [self._channel(key) for key in p["chans"]]
+        channels = [self._handles.channel(key) for key in p["chans"]]
         tokens: Any = p["tokens"]
-        program = self._programs[p["prog"]] if p["prog"] is not None else None
+        program = self._handles.programs[p["prog"]] if p["prog"] is not None else None
         keys: list[int] = []
         if isinstance(tokens, dict):
             keys.append(tokens["ch"])
-            tokens = self._channel(tokens["ch"])
+            tokens = self._handles.channel(tokens["ch"])
         if program is not None:
             keys.extend(key for key, effect in zip(p["chans"], program.effects, strict=True) if effect.takes)
         table = self._port.table
         entries = [entry for entry in (table.get("submit", key, ChannelEntry) for key in keys) if entry.host == "writer"]
-        spec = PassSpec(tokens, [self._set(key) for key in p["ws"]], p["geo"], p["reads"], program, p["params"], channels)
+        spec = PassSpec(tokens, [self._handles.set(key) for key in p["ws"]], p["geo"], p["reads"], program, p["params"], channels)
         return spec, entries
 
     # --- the rest
@@ -420,15 +391,6 @@ class Executor:
         self._receivers.append(p["f"])
         if self.inbox:
             self.deliver(self.inbox.popleft())
-
-
-def _kept(error: EngineError) -> EngineError:
-    """`error`, to be kept: neither it nor what caused it has the frames that it was raised through, which hold what it is kept in."""
-    link: BaseException | None = error
-    while link is not None:
-        link.__traceback__ = None
-        link = link.__cause__ or link.__context__
-    return error
 
 
 def _nobody(*_: object) -> None:
