@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -28,6 +28,7 @@ from pie_core.host.table import FUTURE, ChannelEntry, PipeEntry, ProgramEntry, S
 from pie_core.text.stream import TextError
 
 Post = tuple[str, Payload]
+CLOSED = 1 << 14  # pipelines of which a port knows that they were closed; of those before them it knows nothing
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 _log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class GuestPort:
         self._futures = 0
         self._sent = 0
         self._logged = 0
-        self._closed: set[int] = set()  # ids of closed pipelines
+        self._closed: OrderedDict[int, None] = OrderedDict()  # ids of closed pipelines, the last ones
         self._again = Again(limits.vocab)
         self.table = Table(budget)
         self.carried_out = 0  # of what was posted
@@ -206,7 +207,9 @@ class GuestPort:
     def _pipe_close(self, p: Payload) -> str:
         self.table.get("pipe.close", p["pipe"], PipeEntry)
         self.table.remove(p["pipe"])
-        self._closed.add(p["pipe"])
+        self._closed[p["pipe"]] = None
+        if len(self._closed) > CLOSED:
+            self._closed.popitem(last=False)
         return ""
 
     def _pipe_stop_when(self, p: Payload) -> str:

@@ -189,6 +189,16 @@ def test_a_closed_pipeline_takes_no_pass_but_orders_a_fork() -> None:
     assert made.take_posts()[-1] == ("ws.fork", {"ws": 60, "of": 1, "pipe": None, "buffer": False})
 
 
+def test_of_closed_pipelines_the_last_ones_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An inferlet that makes one for each of endless turns does not grow."""
+    monkeypatch.setattr("pie_core.host.port.CLOSED", 2)
+    to = port()
+    for pipe in (11, 12, 13):
+        assert call(to, "pipe.new", pipe=pipe) == call(to, "pipe.close", pipe=pipe) == ""
+    kinds = [call(to, "submit", **{**SUBMIT, "pipe": pipe})["type"] for pipe in (11, 12, 13)]
+    assert kinds == ["UsageError", "PipelineClosed", "PipelineClosed"]
+
+
 def test_stop_when_comes_before_the_puts() -> None:
     made = port()
     assert call(made, "pipe.stop_when", pipe=3, ch=6) == ""
