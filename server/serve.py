@@ -8,9 +8,9 @@ import errno
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiohttp import web
 
@@ -123,8 +123,7 @@ async def serve(
         server = await listen(runner, sock)
         url = url_of(sock)
         log("listening", address=url)
-        looking = asyncio.create_task(_page_built(app[ASSETS])) if on_page is not None else None  # reads all sources: beside the load
-        loading = asyncio.create_task(_load(backend, url, on_ready, looking, on_page))
+        loading = asyncio.create_task(_load(backend, url, on_ready, lambda: _tell_page(app[ASSETS], url, on_page)))
         reason = await _until_signal()
         with _interrupted_again(app[DRAIN]):
             log("stopping", reason=reason)
@@ -138,28 +137,22 @@ async def serve(
         await backend.close()
 
 
-async def _page_built(assets: Assets) -> bool:
+async def _tell_page(assets: Assets, url: str, on_page: Callable[[str], None] | None) -> None:
     try:
-        return await assets.built()
+        if on_page is not None and await assets.built():  # reads all sources: a second
+            on_page(url)
     except (OSError, SyntaxError) as error:  # of sources that are being edited: no reason to stop
         log("page_not_found", logging.WARNING, error=where(error))
-        return False
 
 
 async def _load(
-    backend: LoadingBackend,
-    url: str,
-    on_ready: Callable[[str], None],
-    page: Awaitable[bool] | None,
-    on_page: Callable[[str], None] | None,
+    backend: LoadingBackend, url: str, on_ready: Callable[[str], None], tell_page: Callable[[], Coroutine[Any, Any, None]]
 ) -> None:
     await backend.load()
     status = backend.status
     if status.state == "ready":
         log("ready", model=backend.card.name, **{f"device_{key}": value for key, value in (status.device or {}).items()})
         on_ready(url)
-        if on_page is not None and page is not None and await page:
-            on_page(url)
-        await backend.keep()
+        await asyncio.gather(backend.keep(), tell_page())
     else:
         log("load_failed", logging.ERROR, error=status.error)
