@@ -19,7 +19,7 @@ from pie_server import metrics_timeline
 from pie_server.config import Settings
 from pie_server.connection import BODY_FAULTS, CODINGS, BodyTimeout, unread_coding, wrong_coding
 from pie_server.drain import DRAIN
-from pie_server.errors import ApiError, one_sentence
+from pie_server.errors import ApiError, forget_frames, one_sentence
 from pie_server.hosts import host_allowed
 from pie_server.logs import fault, log
 from pie_server.metrics import Metrics
@@ -116,6 +116,7 @@ async def _answer(request: web.Request, handler: Handler, settings: Settings) ->
     except ApiError as error:
         return error_response(error)
     except web.HTTPException as error:
+        forget_frames(error)  # the router keeps that of an unknown path
         return error_response(_from_http(request, error))
     except BodyTimeout as error:
         return error_response(ApiError(408, str(error), code="request_timeout", headers={"Connection": "close"}))

@@ -18,15 +18,7 @@ async def in_thread(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if outcome.done():
-            return
-        if error is not None:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)  # type: ignore[arg-type]  # no error, so it is T
-
-    def body() -> None:
+    def body(outcome: asyncio.Future[T]) -> None:
         nonlocal work, args, kwargs
         result, error = None, None
         try:
@@ -35,9 +27,23 @@ async def in_thread(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
             error = err
         del work, args, kwargs  # who is told may count on their being free
         try:
-            loop.call_soon_threadsafe(settle, result, error)
+            loop.call_soon_threadsafe(_settle, outcome, result, error)
         except RuntimeError:  # the loop is closed: nobody waits any more
             return
+        finally:
+            del outcome, result, error  # its traceback has this frame
 
-    threading.Thread(target=body, name=f"pie-{getattr(work, '__name__', 'work')}", daemon=True).start()
-    return await outcome
+    threading.Thread(target=body, args=(outcome,), name=f"pie-{getattr(work, '__name__', 'work')}", daemon=True).start()
+    try:
+        return await outcome
+    finally:
+        del outcome  # it holds an error, whose traceback has this frame too
+
+
+def _settle(outcome: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if outcome.done():
+        return
+    if error is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(result)

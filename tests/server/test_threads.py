@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -15,6 +17,26 @@ async def test_returns_and_raises() -> None:
     with pytest.raises(KeyError, match="x"):
         await in_thread({}.__getitem__, "x")
     assert await in_thread(lambda: threading.current_thread().daemon) is True
+
+
+async def test_an_error_is_freed_by_its_references() -> None:
+    class Fault(Exception):
+        pass
+
+    def fail() -> None:
+        raise Fault
+
+    gc.disable()
+    try:
+        try:
+            await in_thread(fail)
+        except Fault as error:
+            told = weakref.ref(error)
+        async with asyncio.timeout(10):
+            while told() is not None:  # until the thread has ended
+                await asyncio.sleep(0.005)
+    finally:
+        gc.enable()
 
 
 async def test_the_loop_goes_on_meanwhile_and_cancelling_does_not_wait() -> None:
