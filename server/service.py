@@ -351,12 +351,14 @@ class Service:
                 await self._live.probe()  # it, or a name that the author chose
             raise InferletError(err.type, self._with_fix(err.type, err.message), err.file, err.line, err.traceback) from err
         finally:
-            await _end(running)
-            process.close()  # a task that is cancelled before its first step never gets to its own clean-up
-            guest.close()
-            del self._runs[process], running  # a task holds its error, whose frames are this one's too
-            if not self._runs:
-                self._idle.set()
+            try:
+                await _end(running)
+            finally:  # who leaves in mid-message is first told so by the write, and then cancelled
+                process.close()  # a task that is cancelled before its first step never gets to its own clean-up
+                guest.close()
+                del self._runs[process], running  # a task holds its error, whose frames are this one's too
+                if not self._runs:
+                    self._idle.set()
 
     def _with_fix(self, kind: str, message: str) -> str:
         """The message, with the flag that would help: the engine knows of pages, only this server of flags."""
@@ -380,8 +382,12 @@ def _sum(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
 
 
 async def _end(task: asyncio.Task[Any]) -> None:
-    """Cancel `task` and wait for its clean-up; its outcome was taken or does not matter any more."""
+    """Cancel `task` and wait for its clean-up; its outcome was taken or does not matter any more, also where the wait is broken off."""
     task.cancel()
+    task.add_done_callback(_outcome)
     await asyncio.wait([task])
+
+
+def _outcome(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
         task.exception()

@@ -124,6 +124,27 @@ async def test_a_reader_that_fails_ends_the_inferlet(service: Service) -> None:
     assert_nothing_held(service)
 
 
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_cancellation_on_top_of_a_reader_that_fails_leaves_no_run(service: Service, turns: int) -> None:
+    """A client that leaves is met first by a write, and by the loss of its connection some turns of the loop later."""
+
+    async def gone(message: Any) -> None:
+        asyncio.get_running_loop().call_soon(cancel_in, turns)
+        raise ConnectionResetError("the client left")
+
+    def cancel_in(left: int) -> None:
+        if left:
+            asyncio.get_running_loop().call_soon(cancel_in, left - 1)
+        else:
+            task.cancel()
+
+    task = asyncio.create_task(service.run(LOOP, "loop.py", {"n": 400}, gone))
+    await asyncio.wait([task])
+    await until(lambda: not service.stats()["instances"])
+    assert service._idle.is_set() and not service._runs
+    assert_nothing_held(service)
+
+
 async def test_the_authors_error_has_its_place(service: Service) -> None:
     with pytest.raises(InferletError) as caught:
         await service.run("def main(input):\n    return input['x']\n", "mine.py", {})
