@@ -15,6 +15,7 @@ Payload = dict[str, Any]
 
 MAX_ID = (1 << 53) - 1
 MAX_TEXT = 1 << 20  # characters of one text
+MAX_CALL = 1 << 24  # characters that any call brings: for texts whose own limit the tokenizer tells, with both lengths
 MAX_IDS = 1 << 20  # token ids or words in one list
 MAX_SETS = 256
 MAX_CHANNELS = 64
@@ -129,14 +130,14 @@ def _op(name: str, kind: OpClass, fields: Mapping[str, Check], doc: str, **defau
     OPS[name] = Op(name, kind, fields, doc, defaults)
 
 
-_op("encode", "sync", {"text": _text()}, "Token ids of text; special tokens in it stay plain text.")
+_op("encode", "sync", {"text": _text(MAX_CALL)}, "Token ids of text; special tokens in it stay plain text.")
 _op("decode", "sync", {"ids": _tokens_list}, "Text of token ids.")
 _op("bytes", "sync", {"ids": _tokens_list}, "Hex of the bytes of each token.")
 _op("chat.render", "sync", {"messages": _list(MAX_MESSAGES), "cue": _flag, "tools": _maybe(_list(MAX_MESSAGES))},
     "Token ids of a conversation.", cue=True, tools=None)  # fmt: skip
 _op("chat.text", "sync", {"messages": _list(MAX_MESSAGES), "cue": _flag, "tools": _maybe(_list(MAX_MESSAGES))},
     "Text of a conversation.", cue=True, tools=None)  # fmt: skip
-_op("chat.role", "sync", {"role": _text(64), "content": _text()}, "Token ids of one turn.")
+_op("chat.role", "sync", {"role": _text(64), "content": _text(MAX_CALL)}, "Token ids of one turn.")
 _op("chat.cue", "sync", {}, "Token ids that open an answer.")
 _op("chat.seal", "sync", {}, "Token ids that close an answer.")
 _op("log", "sync", {"level": _one_of("debug", "info", "warning", "error"), "text": _text()}, "A line for the log.")
@@ -196,8 +197,15 @@ def parse(name: str, payload: str) -> Payload:
             continue
         wanted = check(fields[key])
         if wanted is not None:
-            raise Refusal("UsageError", f"{name}: {key} = {fields[key]!r:.60} must be {wanted}")
+            raise Refusal("UsageError", f"{name}: {key} = {_short(fields[key])} must be {wanted}")
     if len(fields) > len(checks):
         extra = next(key for key in fields if key not in checks)
         raise Refusal("UsageError", f"{name}: unknown field {extra!r:.80}; known: {', '.join(checks)}")
     return fields
+
+
+def _short(value: Any) -> str:
+    """A value as a message shows it: of a long one the beginning, and what closes it."""
+    text = repr(value[:60] if isinstance(value, str) else value)
+    cut = len(text) > 60 or (isinstance(value, str) and len(value) > 60)
+    return f"{text[:56]}…{text[-1]}" if cut else text

@@ -90,7 +90,7 @@ for (const [op, fields, message] of [
   ["ws.new", '{"ws":1,"__proto__":2}', /unknown field '__proto__'/],
   ["log", { level: "loud", text: "" }, /level = "loud" must be one of debug, info, warning, error/],
   ["chat.role", { role: "x".repeat(65), content: "" }, /text of at most 64 characters/],
-  ["encode", { text: "x".repeat((1 << 20) + 1) }, /text of at most 1048576 characters/],
+  ["log", { level: "info", text: "x".repeat((1 << 20) + 1) }, /^log: text = "x{55}…" must be text of at most 1048576 characters$/],
   ["ch.new", { ch: 1, dtype: "f64" }, /one of f32, i32, u32, bool/],
   ["ch.new", { ch: 1, dtype: "f32", shape: [1, 2, 3, 4, 5] }, /a list of at most 4 whole numbers/],
   ["ch.put", { ch: 1, words: [-1] }, /whole numbers 0 \.\. 4294967295/],

@@ -15,6 +15,7 @@ export interface Op {
 }
 
 export const MAX_TEXT = 1 << 20; // characters of one text
+const MAX_CALL = 1 << 24; // characters that any call brings: for texts whose own limit the tokenizer tells, with both lengths
 export const MAX_IDS = 1 << 20; // token ids or words in one list
 const MAX_SETS = 256;
 const MAX_CHANNELS = 64;
@@ -106,12 +107,12 @@ const chat = { messages: list(MAX_MESSAGES), cue: flag, tools: maybe(list(MAX_ME
 
 export const OPS: ReadonlyMap<string, Op> = new Map(
   Object.entries({
-    encode: op("sync", { text: text() }),
+    encode: op("sync", { text: text(MAX_CALL) }),
     decode: op("sync", { ids: tokenIds }),
     bytes: op("sync", { ids: tokenIds }),
     "chat.render": op("sync", chat, { cue: true, tools: null }),
     "chat.text": op("sync", chat, { cue: true, tools: null }),
-    "chat.role": op("sync", { role: text(64), content: text() }),
+    "chat.role": op("sync", { role: text(64), content: text(MAX_CALL) }),
     "chat.cue": op("sync", {}),
     "chat.seal": op("sync", {}),
     log: op("sync", { level: oneOf("debug", "info", "warning", "error"), text: text() }),
@@ -207,6 +208,8 @@ function usage(message: string): Refusal {
   return new Refusal("UsageError", message);
 }
 
+/** A value as a message shows it: of a long one the beginning, and what closes it. */
 function short(value: unknown): string {
-  return (JSON.stringify(value) ?? String(value)).slice(0, 60);
+  const shown = JSON.stringify(typeof value === "string" ? value.slice(0, 61) : value) ?? String(value);
+  return shown.length > 60 ? `${shown.slice(0, 56).replace(/[\ud800-\udbff]$/, "")}…${shown.slice(-1)}` : shown;
 }
