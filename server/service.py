@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from pie_core.device.protocol import PAGE_TOKENS
-from pie_core.engine.errors import EngineError, EngineLost, OutOfPages
+from pie_core.engine.errors import ContextLengthExceeded, EngineError, EngineLost, OutOfPages
 from pie_core.engine.loop import Engine
 from pie_core.engine.model_runner import ModelRunner
 from pie_core.engine.set_files import FileStore
@@ -200,7 +200,7 @@ class Service:
         """The engine, and what inferlets are told of it: another device may hold another number of pages."""
         assert self._text is not None and self._sets is not None  # loaded beside the runner
         limits, text = runner.limits, self._text
-        self._card = replace(self._card, context=min(limits.context, limits.pages * PAGE_TOKENS))
+        self._card = replace(self._card, context=limits.context)
         eos = tuple(text.spec["eos"])
         facts = ModelFacts(self._card.name, limits.vocab, limits.hidden, self._card.context, eos, limits.pages)
         self._services = Services(facts, text.tokenizer, text.chat)
@@ -362,7 +362,8 @@ class Service:
 
     def _with_fix(self, kind: str, message: str) -> str:
         """The message, with the flag that would help: the engine knows of pages, only this server of flags."""
-        if kind != OutOfPages.type_name:
+        bound = kind == ContextLengthExceeded.type_name and self._card.context == self.pool_tokens
+        if not bound and kind != OutOfPages.type_name:
             return message
         return f"{message}; the KV cache has {self._options.kv_pool_mb} MB, a larger --kv-pool-mb makes room"
 

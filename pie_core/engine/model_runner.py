@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from pie_core.device.move_slots import SlotMover
-from pie_core.device.protocol import LANE_ALIGN, Device, DeviceError, EpilogueSpec, Launch, Plan, StepTimer, Times
+from pie_core.device.protocol import LANE_ALIGN, PAGE_TOKENS, Device, DeviceError, EpilogueSpec, Launch, Plan, StepTimer, Times
 from pie_core.device.templates import template
 from pie_core.engine.page_io import PageIO
 from pie_core.engine.runner import ROW_WORDS, RUN_WORDS, RunnerLimits, StepBatch
@@ -96,7 +96,7 @@ class ModelRunner:
         limits = RunnerLimits(
             max_tokens=max_tokens,
             max_reads=model.max_reads,
-            context=config.context,
+            context=min(config.context, pages * PAGE_TOKENS),  # of one sequence: the pool may hold less than the model could see
             pages=pages,
             vocab=config.vocab,
             hidden=config.width,

@@ -97,7 +97,7 @@ def prewarm(
         check_ids("ids", ids, engine.limits.vocab)
     if len(ids) > engine.limits.context:
         raise ContextLengthExceeded(
-            f"prewarm: {len(ids)} tokens exceed the context of {engine.limits.context}", tokens=len(ids), context=engine.limits.context
+            f"prewarm: {len(ids)} tokens exceed the context of {engine.limits.context_text}", tokens=len(ids), context=engine.limits.context
         )
     pages, cache = len(ids) // PAGE_TOKENS, engine.cache
     if not pages or not instance.reuse:

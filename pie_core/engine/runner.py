@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pie_core.device.protocol import NONE
+from pie_core.device.protocol import NONE, PAGE_TOKENS
 from pie_core.eta.program import Program
 
 ROW_WORDS = 8  # u32 words of one token row of the step buffer
@@ -19,7 +19,7 @@ class RunnerLimits:
 
     max_tokens: int  # token rows of one step
     max_reads: int  # read-out rows of one step
-    context: int  # positions of one sequence
+    context: int  # positions of one sequence: what the model can see, or what all pages hold, whichever is less
     pages: int  # KV pages of 16 tokens, numbered 0 .. pages-1
     vocab: int
     hidden: int
@@ -33,6 +33,11 @@ class RunnerLimits:
     state_slots: int = 0  # slots of recurrent state, numbered from 0 on; 0: the model has none
     ahead: int = 4  # most steps in flight, where all that they need is on the device
     spare_core: bool = True  # False where the device computes on every core of the host: work beside a step then only slows the step
+
+    @property
+    def context_text(self) -> str:
+        """The context, for messages: with the reason where it is the KV cache that bounds it."""
+        return f"{self.context}, all that the KV cache holds" if self.context == self.pages * PAGE_TOKENS else str(self.context)
 
 
 @dataclass(slots=True)

@@ -238,7 +238,8 @@ class SavedSets:
         pool, runner, length = engine.pool, engine.runner, snapshot.length
         need = pages_for(length)
         covered = snapshot.known >= length and snapshot.parents is None
-        if length > engine.limits.context or (snapshot.kv and len(snapshot.kv) != need * runner.page_bytes) or not (snapshot.kv or covered):
+        beyond = length > engine.limits.context and need <= pool.total  # of this model; what only the pool cannot hold is told below
+        if beyond or (snapshot.kv and len(snapshot.kv) != need * runner.page_bytes) or not (snapshot.kv or covered):
             raise SavedSetMismatch(
                 f"the working set {name!r} of {length} tokens and {len(snapshot.kv)} bytes was saved from another model: pages of this one "
                 f"have {runner.page_bytes} bytes, its context {engine.limits.context} tokens"

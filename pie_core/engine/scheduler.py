@@ -285,7 +285,8 @@ class Scheduler:
             total = ws.length + part.n
             if total > limits.context:
                 raise ContextLengthExceeded(
-                    f"the sequence holds {ws.length} tokens and the pass adds {part.n}: {total} exceed the context of {limits.context}",
+                    f"the sequence holds {ws.length} tokens and the pass adds {part.n}: {total} exceed the context of "
+                    f"{limits.context_text}",
                     length=ws.length,
                     tokens=part.n,
                     context=limits.context,

@@ -263,6 +263,10 @@ async def test_no_room_is_told_with_numbers(engines: Engines) -> None:
     with pytest.raises(OutOfPages, match="needs 3 KV pages, 2 are free"):
         await opened(bounded)[1]
     bounded.close()
+    small = engines.start(pages=2, context=32).open_instance("c")  # as a model's runner has it: the pool bounds the context
+    with pytest.raises(OutOfPages, match="needs 3 KV pages, 2 are free"):
+        await opened(small)[1]
+    small.close()
     await engines.stop()
 
 

@@ -136,7 +136,7 @@ async def test_what_the_cache_cannot_hold_is_said_by_its_file(tmp_path: Path) ->
     try:
         await service.load()
         assert service.status.state == "failed" and service.status.error is not None
-        assert f"the --prewarm file {file}: the sequence needs" in service.status.error
+        assert f"the --prewarm file {file}: prewarm: 30008 tokens exceed" in service.status.error
         assert "a larger --kv-pool-mb makes room" in service.status.error
     finally:
         await service.close()

@@ -205,9 +205,12 @@ async def test_the_pool_bounds_the_context_that_inferlets_are_told(tmp_path: Pat
     source = "from inferlet import model\ndef main(input):\n    return model.context\n"
     context = await service.run(source, "context.py", {})
     assert context == service.card.context == service.stats()["pages_free"] * 16 < 100_000
-    with pytest.raises(InferletError, match=r"KV pages, more than .*; the KV cache has 1 MB, a larger --kv-pool-mb makes room") as caught:
+    over = (
+        rf"{context + 1} exceed the context of {context}, all that the KV cache holds; the KV cache has 1 MB, a larger --kv-pool-mb makes"
+    )
+    with pytest.raises(InferletError, match=over) as caught:
         await service.run(TOO_MUCH, "much.py", {})
-    assert (caught.value.kind, caught.value.line) == ("OutOfPages", 10)
+    assert (caught.value.kind, caught.value.line) == ("ContextLengthExceeded", 10)
     await service.close()
 
 

@@ -8,7 +8,6 @@ import logging
 from functools import partial
 from typing import Any, NoReturn
 
-from pie_core.device.protocol import PAGE_TOKENS
 from pie_core.engine.errors import EngineError
 from pie_core.engine.loop import Engine
 from pie_core.host.process import InferletFailed, Process
@@ -62,9 +61,8 @@ class Page:
     def __init__(self, host: Any, opened: OpenDevice, engine: Engine, spec: TokenizerSpec, text: str) -> None:
         self._host, self._opened, self._engine, self._text = host, opened, engine, text
         limits = engine.limits
-        context = min(limits.context, limits.pages * PAGE_TOKENS)
         beside: Any = _Beside(spec)
-        facts = ModelFacts(str(host.modelName), limits.vocab, limits.hidden, context, tuple(spec["eos"]), limits.pages)
+        facts = ModelFacts(str(host.modelName), limits.vocab, limits.hidden, limits.context, tuple(spec["eos"]), limits.pages)
         self._services = Services(facts, beside, beside)
         self._runs: dict[int, _Run] = {}
 
