@@ -139,7 +139,7 @@ async def serve(
 
 async def _tell_page(assets: Assets, url: str, on_page: Callable[[str], None] | None) -> None:
     try:
-        if on_page is not None and await assets.built():  # reads all sources: a second
+        if on_page is not None and await assets.built():
             on_page(url)
     except (OSError, SyntaxError) as error:  # of sources that are being edited: no reason to stop
         log("page_not_found", logging.WARNING, error=where(error))

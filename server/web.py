@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -12,6 +13,7 @@ from aiohttp import hdrs, web
 
 from pie_server.build.cpu_module import BuildError
 from pie_server.build.web import built_assets
+from pie_server.build.web_folders import Held, hold
 from pie_server.errors import ApiError
 from pie_server.send_file import send_file
 from pie_server.threads import in_thread
@@ -34,31 +36,42 @@ CONTENT_TYPES = {
 SERVICE_WORKER = "sw.js"  # may control the whole site, though it lies under /web
 HELLO = "hello.html"
 _ENCODINGS = (("br", ".br"), ("gzip", ".gz"))  # the first that the client takes
+TOUCH_S = 60.0  # between two notes of when the page was used last
 FindAssets = Callable[[], Path | None]
 
 
 class Assets:
-    """The folder of built files. It is looked for once and then kept: a page never mixes two builds."""
+    """The folder of built files. It is looked for once and then kept: a page never mixes two builds. Until `close`, and for as long as
+    this process lives, builds of other checkouts leave it alone."""
 
     def __init__(self, find: FindAssets) -> None:
         self._find, self._lock = find, asyncio.Lock()
+        self._held: Held | None = None
+        self._used = 0.0
         self._files: dict[str, Path] = {}
         self._tags: dict[Path, str] = {}
 
     async def file(self, name: str) -> Path | None:
         """The file of that name in the folder. Raises ApiError when nothing is built."""
         async with self._lock:
-            if HELLO not in self._files:
+            if self._held is None:
                 try:
-                    folder = await in_thread(self._find)
+                    self._held, self._files = await in_thread(_take, self._find)
                 except BuildError as error:
                     raise ApiError(503, f"there is no page: {error}", code="page_not_built") from None
-                if folder is None:
-                    raise ApiError(503, "the page is not built for these sources; run `make web` and reload", code="page_not_built")
-                self._files = await in_thread(_index, folder)
-                if HELLO not in self._files:
-                    raise ApiError(503, f"there is no page: {folder} does not hold the files that `make web` builds", code="page_not_built")
         return self._files.get(name)
+
+    async def used(self) -> None:
+        """Somebody opens the page: its folder is in use, also to those who only see times."""
+        now = time.monotonic()
+        if self._held is not None and now - self._used > TOUCH_S:
+            self._used = now
+            await in_thread(self._held.touch)
+
+    def close(self) -> None:
+        """The folder may be removed from now on."""
+        if self._held is not None:
+            self._held.close()
 
     async def built(self) -> bool:
         """Whether there is a page."""
@@ -72,6 +85,23 @@ class Assets:
         if path not in self._tags:
             self._tags[path] = f'"{await in_thread(_sha256, path)}"'
         return self._tags[path]
+
+
+def _take(find: FindAssets) -> tuple[Held, dict[str, Path]]:
+    """The folder, held, and its files. Raises BuildError, and ApiError where there is no page in it."""
+    for _ in range(3):
+        folder = find()
+        if folder is None:
+            raise ApiError(503, "the page is not built for these sources; run `make web` and reload", code="page_not_built")
+        held = hold(folder)
+        if held is None:  # removed since it was found: another may be there
+            continue
+        files = _index(folder)
+        if HELLO in files:
+            return held, files
+        held.close()
+        break
+    raise ApiError(503, f"there is no page: {folder} does not hold the files that `make web` builds", code="page_not_built")
 
 
 def _index(folder: Path) -> dict[str, Path]:
@@ -107,9 +137,14 @@ def accepted(header: str) -> set[str]:
 ASSETS: web.AppKey[Assets] = web.AppKey("assets", Assets)
 
 
+async def _close(app: web.Application) -> None:
+    app[ASSETS].close()
+
+
 def add_routes(app: web.Application, folder: Path | None = None) -> None:
     """GET /, /hello and /web/… from `folder`, by default the one built for the present sources."""
     app[ASSETS] = Assets(built_assets if folder is None else lambda: folder)
+    app.on_cleanup.append(_close)
 
     async def send(request: web.Request, name: str) -> web.StreamResponse:
         assets = request.app[ASSETS]
@@ -141,7 +176,9 @@ def add_routes(app: web.Application, folder: Path | None = None) -> None:
 
     async def hello(request: web.Request) -> web.StreamResponse:
         """GET /hello: the page that runs an inferlet in the browser."""
-        return await send(request, HELLO)
+        answer = await send(request, HELLO)
+        await request.app[ASSETS].used()
+        return answer
 
     async def file(request: web.Request) -> web.StreamResponse:
         """GET /web/…: a built file of the page."""

@@ -18,10 +18,11 @@ from pathlib import Path
 
 import kernels_wgsl
 import pie_core
-from pie_server.build.artifacts import build_lock, prune
+from pie_server.build.artifacts import build_lock
 from pie_server.build.cpu_module import BuildError, cache_root, cpu_module, module_path, module_sources
 from pie_server.build.node import PACKAGE, Node, NodeMissing, find_node, install_node, installed
 from pie_server.build.python_component import Progress, component_path, python_component
+from pie_server.build.web_folders import prune_unheld
 from pie_server.build.wheels import Wheel, installed_wheel, stored_zip, tree_wheel, write_wheels
 
 LEVELS = ("fast", "best")  # of compression: seconds, for this machine's own browsers; or a minute, for the wire
@@ -73,7 +74,7 @@ def web_assets(cache: Path | None = None, progress: Progress | None = None, leve
                 target = _target(parts, folder, level)
                 if not target.is_dir():
                     _publish(folder, target, lambda stage: _link_trees(built, stage))
-                    prune(folder, "web-all-*", _KEEP)
+                    prune_unheld(folder, "web-all-*", _KEEP)
                     say(f"built the page ({_size(target) / 1e6:.1f} MB)")
     except OSError as error:
         raise BuildError(f"cannot write the page's files under {folder}: {error.strerror}; set PIE_CACHE to a writable folder") from error
@@ -136,7 +137,7 @@ def _build_part(part: Part, folder: Path, level: str, say: Progress) -> Path:
             node.run(f"compressing the page's {part.name} failed", WEB / "scripts" / "compress.mjs", stage, level, cwd=WEB, env=_THREADS)
 
         _publish(folder, target, build)
-        prune(folder, f"web-{part.name}-{level}-*", _KEEP)
+        prune_unheld(folder, f"web-{part.name}-{level}-*", _KEEP)
     _touch(target)
     return target
 
@@ -185,11 +186,12 @@ def _parts(cache: Path | None) -> list[Part]:
     scripts = dict(_script_sources())
     wheels = _wheels()
     stored = {f"{wheel.name}/{name}": data for wheel in wheels for name, data in wheel.files.items()}
+    packing = {name: (Path(__file__).parent / name).read_bytes() for name in ("wheels.py", "shrink.py")}  # what is made of the sources
     component = component_path(cache)
     module = module_path(module_sources(), cache)
     return [
         Part("pyodide", {**packages, "precompile.mjs": (WEB / "scripts" / "precompile.mjs").read_bytes()}, _build_pyodide),
-        Part("wheels", {**packages, **stored}, lambda stage, node: _build_wheels(wheels, stage)),
+        Part("wheels", {**packages, **packing, **stored}, lambda stage, node: _build_wheels(wheels, stage)),
         Part("component", {**packages, component.name: b""}, lambda stage, node: _build_component(python_component(cache), stage, node)),
         Part("kernels", {**packages, module.name: b""}, lambda stage, node: _copy(cpu_module(cache), stage / "kernels.wasm")),
         Part("scripts", {**packages, **scripts}, lambda stage, node: _build_scripts(scripts, stage, node)),

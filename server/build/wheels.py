@@ -23,13 +23,15 @@ _COMPILED = {".so", ".pyd", ".dylib", ".c", ".pyc"}  # a package with a pure fal
 
 @dataclass(frozen=True)
 class Wheel:
-    """A pure wheel before it is packed. `needs` are names of other wheels of the set."""
+    """A pure wheel before it is packed. `needs` are names of other wheels of the set; `files` are as their package has them.
+    `wordless`: Python is packed without its docstrings and comments."""
 
     name: str
     version: str
     imports: str
     needs: tuple[str, ...]
     files: Mapping[str, bytes]
+    wordless: bool = False
 
     @property
     def file_name(self) -> str:
@@ -38,15 +40,15 @@ class Wheel:
 
 
 def tree_wheel(name: str, version: str, folder: Path, suffixes: Sequence[str], needs: tuple[str, ...] = ()) -> Wheel:
-    """The package in `folder`, its files of these suffixes only, Python without its words. The name is the import name with hyphens."""
+    """The package in `folder`, its files of these suffixes only, packed without words. The name is the import name with hyphens."""
     package = folder.name
     files = {
-        f"{package}/{path.relative_to(folder).as_posix()}": without_words(path.read_bytes()) if path.suffix == ".py" else path.read_bytes()
+        f"{package}/{path.relative_to(folder).as_posix()}": path.read_bytes()
         for path in sorted(folder.rglob("*"))
         if path.suffix in suffixes and path.is_file()
     }
     about = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
-    return Wheel(name, version, package, needs, {**files, f"{_info(name, version)}/METADATA": about})
+    return Wheel(name, version, package, needs, {**files, f"{_info(name, version)}/METADATA": about}, wordless=True)
 
 
 def installed_wheel(name: str, needs: tuple[str, ...] = ()) -> Wheel:
@@ -75,7 +77,8 @@ def installed_wheel(name: str, needs: tuple[str, ...] = ()) -> Wheel:
 def pack(wheel: Wheel) -> bytes:
     """The wheel's bytes, equal for equal files. Stored, not deflated: the transfer encoding then compresses across files."""
     info = _info(wheel.name, wheel.version)
-    files = {**wheel.files, f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: pie\nRoot-Is-Purelib: true\nTag: py3-none-any\n"}
+    packed = {name: without_words(data) if wheel.wordless and name.endswith(".py") else data for name, data in wheel.files.items()}
+    files = {**packed, f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: pie\nRoot-Is-Purelib: true\nTag: py3-none-any\n"}
     record = "".join(f"{name},sha256={_digest64(data)},{len(data)}\n" for name, data in files.items())
     files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
     return stored_zip(files)
