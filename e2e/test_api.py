@@ -20,12 +20,14 @@ pytestmark = pytest.mark.timeout(300)
 SETUP = f"""async () => {{
   const {{Pie, ...errors}} = await import('/web/pie.js');
   const load = (more = {{}}) => Pie.load({{model: '{TINY_URL}', device: 'cpu', ...more}});
-  const caught = (promise) => promise.then((value) => ({{value}}), (error) =>
-    ({{name: error.name, type: error.type, message: error.message, kind: errors[error.name] && error instanceof errors[error.name]}}));
+  const caught = (promise) => promise.then((value) => ({{value}}), (error) => ({{name: error.name, type: error.type, message: error.message,
+    cause: error.cause && String(error.cause), kind: errors[error.name] && error instanceof errors[error.name]}}));
+  const uncaught = [];
+  for (const kind of ['error', 'unhandledrejection']) addEventListener(kind, (event) => uncaught.push(String(event.reason ?? event.message)));
   const ECHO = 'async def main(input):\\n    return input\\n';
   const ENDLESS = 'async def main(input):\\n    while True:\\n        pass\\n';
   const SENDS = 'from inferlet import send\\nasync def main(input):\\n    for i in range(3):\\n        send(i)\\n    return "end"\\n';
-  Object.assign(globalThis, {{Pie, errors, load, caught, ECHO, ENDLESS, SENDS}});
+  Object.assign(globalThis, {{Pie, errors, load, caught, uncaught, ECHO, ENDLESS, SENDS}});
 }}"""
 
 
@@ -122,9 +124,11 @@ def test_what_cannot_be_sent_is_told(page: Page) -> None:
       await caught(run);
       return {bad, ended: ended.name, late: [refused.send(1), run.send(1)]}"""
     found = do(page, f"const TALKS = {TALKS!r}; {script}")
-    assert {name for name, _ in found["bad"]} == {"PieError"}
-    assert all(message.startswith("a value for the program must be a JSON value") for _, message in found["bad"])
-    assert (found["ended"], found["late"]) == ("PieError", [False, False])
+    assert {name for name, _ in found["bad"]} == {"UsageError"}
+    shown = ["undefined", "a function", "an object", "1n"]
+    assert [message.partition("; ")[0] for _, message in found["bad"]] == [f"run.send: the value is {value}" for value in shown]
+    assert all("it must be a JSON value" in message and "\n" not in message for _, message in found["bad"])
+    assert (found["ended"], found["late"]) == ("UsageError", [False, False])
 
 
 def test_values_that_nobody_receives_end_the_run_at_the_cap(page: Page) -> None:
@@ -135,25 +139,59 @@ def test_values_that_nobody_receives_end_the_run_at_the_cap(page: Page) -> None:
     assert (found["name"], found["type"]) == ("InferletError", "BudgetExceeded") and "1024 values wait" in found["message"]
 
 
-def test_an_error_of_the_caller_ends_its_run(page: Page) -> None:
-    found = do(page, "return caught(pie.run(SENDS, {onMessage: () => { throw new RangeError('mine') }}))")
-    assert (found["name"], found["message"]) == ("RangeError", "mine")
+THROWS = "() => { throw new RangeError('mine') }"
+REJECTS = "async () => { throw new RangeError('mine') }"
+LATE = "async () => { await new Promise((resolve) => setTimeout(resolve, 100)); throw new RangeError('mine') }"
+WAITS = "async def main(i):\\n    print('now')\\n    import inferlet\\n    await inferlet.sleep(60)"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(f"pie.run(SENDS, {{onMessage: {how}}})" for how in (THROWS, REJECTS, LATE)),
+        *(f"pie.run('{WAITS}', {{onLog: {how}}})" for how in (THROWS, REJECTS, LATE)),
+        *(f"load({{onProgress: {how}}})" for how in (THROWS, REJECTS)),
+    ],
+)
+def test_what_a_callback_fails_with_ends_its_run_or_load(page: Page, call: str) -> None:
+    found, uncaught = do(page, f"uncaught.length = 0; return [await caught({call}), uncaught]")
+    assert (found["name"], found["message"], uncaught) == ("RangeError", "mine", [])
+
+
+def test_a_run_waits_for_the_promises_of_its_callbacks_and_is_told_why_it_was_cancelled(page: Page) -> None:
+    script = """const seen = [];
+      const onMessage = async (n) => { await new Promise((resolve) => setTimeout(resolve, 50)); seen.push(n); };
+      const value = await pie.run(SENDS, {onMessage});
+      const control = new AbortController();
+      const endless = caught(pie.run(ENDLESS, {signal: control.signal}));
+      control.abort(new RangeError('why'));
+      return [value, seen, await endless, await caught(pie.run(ENDLESS, {signal: AbortSignal.timeout(100)})),
+        await caught(load({signal: AbortSignal.timeout(100)}))]"""
+    value, seen, why, *timeouts = do(page, script)
+    assert (value, seen) == ("end", [0, 1, 2])
+    assert (why["name"], why["message"], why["cause"]) == ("Cancelled", "the run was cancelled: why", "RangeError: why")
+    assert [(each["name"], each["cause"].partition(":")[0]) for each in timeouts] == [("Cancelled", "TimeoutError")] * 2
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        ("pie.run(5)", "must be a text"),
+        ("pie.run(5)", "the program's source is 5; it must be a text"),
+        ("pie.run(ECHO, null)", "pie.run: the options are null; they must be an object"),
+        ("pie.run(ECHO, {onmessage: () => 1})", 'there is no option "onmessage"; there are input, name, onMessage'),
+        ("pie.run(ECHO, {onMessage: 5})", "onMessage is 5; it must be a function"),
+        ("pie.run(ECHO, {signal: {}})", "signal is {}; it must be the signal of an AbortController"),
+        ("pie.run(ECHO, {name: 5})", "name is 5; it must be a text"),
+        ("pie.prepare({})", "it takes no arguments"),
         ("pie.run(ECHO, {input: () => 1})", "must be a JSON value"),
-        ("load({device: 'abacus'})", 'no device "abacus"'),
-        ("load({model: 'http://['})", "is not a URL"),
-        ("load({stepSeconds: 0})", "stepSeconds is 0; it must be above 0"),
+        ("load({device: 'abacus'})", 'device is "abacus"; it must be "auto", "webgpu" or "cpu"'),
+        ("load({model: 'http://['})", 'model is "http://["; it must be a URL'),
         ("load({base: '/nowhere/'})", "could not be started"),
     ],
 )
 def test_wrong_calls_say_what_is_wrong(page: Page, call: str, words: str) -> None:
     found = do(page, f"return caught({call})")
-    assert found["name"] in ("PieError", "LoadError") and words in found["message"], found
+    assert found["name"] == ("LoadError" if "nowhere" in call else "UsageError") and words in found["message"], found
 
 
 def test_a_load_is_cancelled_at_once_and_the_next_one_works(page: Page) -> None:

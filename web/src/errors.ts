@@ -32,6 +32,8 @@ export const UNREACHABLE = "the server cannot be reached";
 /** Why a script did not come: a browser does not tell which of the two. */
 export const UNREACHED = `${UNREACHABLE}, or does not have the file`;
 
+/** An argument is not what it may be: the message names it, shows it, and says what it must be. */
+export class UsageError extends PieError {}
 /** The model could not be brought up. */
 export class LoadError extends PieError {}
 /** A file could not be fetched. */
@@ -44,7 +46,7 @@ export class StorageError extends LoadError {}
 export class DeviceUnavailable extends LoadError {}
 /** A kernel computes something else than it should on this device. */
 export class SelfTestFailed extends LoadError {}
-/** Ended by the caller's signal, or by `dispose`. */
+/** Ended by the caller's signal, whose reason is the `cause`, or by `dispose`. */
 export class Cancelled extends PieError {}
 
 /** An inferlet ended without a result. */
@@ -70,6 +72,7 @@ export class InferletError extends PieError {
 
 const CLASSES: Readonly<Record<string, new (message: string, options?: ErrorOptions) => PieError>> = {
   PieError,
+  UsageError,
   LoadError,
   NetworkError,
   IntegrityError,

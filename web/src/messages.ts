@@ -32,13 +32,21 @@ export interface PieInfo {
   readonly version: string;
 }
 
-/** `stage`: "runtime", "waiting", "download", "verify", "device", "selftest", "weights". Bytes (0 of 0 where nothing is counted), bytes a second, seconds (null: unknown). */
+/**
+ * `stage`: "runtime", "waiting", "download", "verify", "device", "selftest", "weights", "component". Bytes (0 of 0 where nothing is counted),
+ * bytes a second, seconds (null: unknown, as while nothing comes).
+ */
 export interface Progress {
   readonly stage: string;
   readonly done: number;
   readonly total: number;
   readonly rate: number | null;
   readonly eta: number | null;
+  /**
+   * Only while the server of a download does not answer: `attempt` counts the tries since the last byte, the first is 1; it begins `in` so
+   * many seconds, 0 while it is under way. Told each second.
+   */
+  readonly retrying?: { readonly attempt: number; readonly in: number };
 }
 
 /**
@@ -119,8 +127,10 @@ export type FromInferlet =
 
 // --- engine worker <-> inferlet worker: JSON text over the port of one run
 //
-// engine -> inferlet   ["start",REQUEST]     once
+// engine -> inferlet   ["limits",{"max_tokens","max_reads"}]  first: what the engine runs in one step
+//                      ["start",REQUEST]     once
 //                      ["resume",EVENTS]
+//                      ["refused",[{"op","futures","error"}]]  ops of the last step, which is pending; answered like a step
 // inferlet -> engine   ["op","NAME",PAYLOAD] posted and future ops, and "log", in order
 //                      ["answer",ANSWER]     ends a step; ANSWER is what the guest's export returned
 //                      ["fault",{"type","message"}]  ends the run: a trap, or whatever else the guest cannot say itself
@@ -128,7 +138,7 @@ export type FromInferlet =
 //
 // REQUEST, EVENTS, PAYLOAD and ANSWER are JSON texts put in as they are, so that neither side parses what it only passes on.
 
-export type PortKind = "start" | "resume" | "op" | "answer" | "fault";
+export type PortKind = "limits" | "start" | "resume" | "refused" | "op" | "answer" | "fault";
 
 /** The text of a message with one body. */
 export function portMessage(kind: Exclude<PortKind, "op">, body: string): string {

@@ -1,28 +1,37 @@
 // The page's API: `const pie = await Pie.load(); const result = await pie.run(source, {input})`.
 
-import { Cancelled, LoadError, PieError } from "./errors.js";
+import { Callbacks, cancelled } from "./api/callbacks.js";
+import { ADDRESS, ANY, bytesBetween, CALLBACK, checkArgument, checkOptions, FLAG, oneOf, secondsUpTo, SIGNAL, shown, TEXT, type Rule } from "./api/options.js";
+import { Cancelled, PieError, UsageError } from "./errors.js";
 import type { DeviceChoice, EngineStats, PieInfo, Progress } from "./messages.js";
 import { EngineClient } from "./page/engine.js";
 import { Inbox } from "./page/inbox.js";
 import { Runs } from "./page/runs.js";
 
-export { Cancelled, DeviceUnavailable, InferletError, IntegrityError, LoadError, NetworkError, PieError, SelfTestFailed, StorageError } from "./errors.js";
+export { Cancelled, DeviceUnavailable, InferletError, IntegrityError, LoadError, NetworkError, PieError, SelfTestFailed, StorageError, UsageError } from "./errors.js";
 export type { DeviceChoice, DeviceFacts, EngineStats, ModelFacts, PieInfo, Progress } from "./messages.js";
 
 const OWN_MODEL = "../models/default/manifest.json"; // from where pie.js is
 
+const MIB = 1 << 20;
+const LONGEST_STEP = 86_400; // seconds: a timer of the browser holds less than 25 days
+
 export interface LoadOptions {
   /** The URL of the model's manifest; without it the server's own model. */
-  model?: string;
+  model?: string | URL;
   /** "auto": a WebGPU adapter that is not software, else the CPU. By name: that one, or DeviceUnavailable. */
   device?: DeviceChoice;
   /** Where pie.js and the files beside it are; without it, where this module came from. */
-  base?: string;
-  /** Bytes for the KV cache. */
+  base?: string | URL;
+  /** Bytes for the KV cache, 1 MiB to 64 GiB: all runs share it, and one sequence has no more tokens than it holds. 256 MiB where it is not given. */
   kvPoolBytes?: number;
-  /** Seconds that an inferlet may run without awaiting; then it ends with CpuBudgetExceeded. 10 where it is not given. */
+  /** Seconds that an inferlet may run without awaiting, at most a day; then it ends with CpuBudgetExceeded. 10 where it is not given. */
   stepSeconds?: number;
-  onProgress?: (progress: Progress) => void;
+  /** Load the language component too, which the first run needs: afterwards a run asks the network for nothing. */
+  prepare?: boolean;
+  /** How far the load is. If it throws, or its promise rejects, the load ends with that error. */
+  onProgress?: (progress: Progress) => void | Promise<void>;
+  /** Ends the load with Cancelled, whose `cause` is the signal's reason. */
   signal?: AbortSignal;
 }
 
@@ -31,17 +40,37 @@ export interface RunOptions {
   input?: unknown;
   /** How the program is called in tracebacks. */
   name?: string;
-  /** Each value that the inferlet sends, in order, before the result. If it throws, the run ends with that error. */
-  onMessage?: (value: unknown) => void;
-  onLog?: (level: string, text: string) => void;
+  /** Each value that the inferlet sends, in order, before the result. If it throws, or its promise rejects, the run ends with that error. */
+  onMessage?: (value: unknown) => void | Promise<void>;
+  /** Each line that the inferlet prints or logs. What it throws or rejects with ends the run as well. */
+  onLog?: (level: string, text: string) => void | Promise<void>;
+  /** Ends the run with Cancelled, whose `cause` is the signal's reason. */
   signal?: AbortSignal;
 }
+
+const LOAD_RULES: Readonly<Record<keyof LoadOptions, Rule>> = {
+  model: ADDRESS,
+  device: oneOf(["auto", "webgpu", "cpu"]),
+  base: ADDRESS,
+  kvPoolBytes: bytesBetween(MIB, 65_536 * MIB),
+  stepSeconds: secondsUpTo(LONGEST_STEP),
+  prepare: FLAG,
+  onProgress: CALLBACK,
+  signal: SIGNAL,
+};
+const RUN_RULES: Readonly<Record<keyof RunOptions, Rule>> = {
+  input: ANY,
+  name: TEXT,
+  onMessage: CALLBACK,
+  onLog: CALLBACK,
+  signal: SIGNAL,
+};
 
 /** A promise of what the inferlet's `main` returns, and the way to its `receive`. */
 export interface Run extends Promise<unknown> {
   /**
    * A JSON value for the inferlet's `receive`, in order, as soon as the run is asked for. False when the run is over and nobody hears
-   * it. Raises PieError for what is not JSON. An inferlet that lets more than 1,024 values wait ends with BudgetExceeded.
+   * it. Raises UsageError for what is not JSON. An inferlet that lets more than 1,024 values wait ends with BudgetExceeded.
    */
   send(value: unknown): boolean;
 }
@@ -52,21 +81,51 @@ export class Pie {
   readonly failed: Promise<PieError>;
   readonly #engine: EngineClient;
   readonly #runs: Runs;
+  readonly #gone = new AbortController(); // its reason is what `failed` gives
   #disposed: Promise<void> | null = null;
 
   private constructor(engine: EngineClient, base: string, stepSeconds: number | undefined) {
     this.#engine = engine;
     this.#runs = new Runs(engine, base, stepSeconds);
     this.failed = engine.failed;
+    void engine.failed.then((error) => this.#gone.abort(error));
   }
 
-  /** Start the engine and load the model. Raises LoadError and its kinds; Cancelled as soon as `signal` says so. */
-  static async load({ model, device = "auto", base, kvPoolBytes, stepSeconds, onProgress, signal }: LoadOptions = {}): Promise<Pie> {
-    if (!["auto", "webgpu", "cpu"].includes(device)) throw new LoadError(`there is no device "${String(device)}": auto, webgpu or cpu`);
-    if (stepSeconds !== undefined && !(stepSeconds > 0)) throw new LoadError(`stepSeconds is ${String(stepSeconds)}; it must be above 0`);
-    const folder = base === undefined ? absolute(".", import.meta.url) : absolute(base.replace(/\/?$/, "/"), document.baseURI);
-    const manifest = model === undefined ? absolute(OWN_MODEL, folder) : absolute(model, document.baseURI);
-    return new Pie(await EngineClient.boot({ base: folder, model: manifest, device, kvPoolBytes, onProgress, signal }), folder, stepSeconds);
+  /** Start the engine and load the model. Raises UsageError, LoadError and its kinds, Cancelled as soon as `signal` says so, and what `onProgress` throws. */
+  static async load(options: LoadOptions = {}): Promise<Pie> {
+    checkOptions("Pie.load", options, LOAD_RULES);
+    const { signal } = options;
+    if (signal?.aborted) throw cancelled("the load was cancelled", signal);
+    const callbacks = new Callbacks(signal);
+    const opening = Pie.#open(options, callbacks);
+    try {
+      return await callbacks.settle(opening);
+    } catch (error) {
+      void opening.then((pie) => pie.dispose(), () => undefined); // loaded, but a callback failed
+      throw error;
+    }
+  }
+
+  static async #open({ model, device = "auto", base, kvPoolBytes, stepSeconds, prepare = false, onProgress }: LoadOptions, callbacks: Callbacks): Promise<Pie> {
+    const folder = base === undefined ? absolute("base", ".", import.meta.url) : absolute("base", String(base).replace(/\/?$/, "/"), document.baseURI);
+    const manifest = model === undefined ? absolute("model", OWN_MODEL, folder) : absolute("model", String(model), document.baseURI);
+    const tell = (progress: Progress): void => callbacks.call(() => onProgress?.(progress));
+    const { signal } = callbacks;
+    const pie = new Pie(await EngineClient.boot({ base: folder, model: manifest, device, kvPoolBytes, onProgress: tell, signal }), folder, stepSeconds);
+    if (!prepare) return pie;
+    tell({ stage: "component", done: 0, total: 0, rate: null, eta: null });
+    const stop = (): void => void pie.dispose();
+    signal.addEventListener("abort", stop);
+    try {
+      if (signal.aborted) throw new Cancelled("the load was cancelled");
+      await pie.#runs.prepare();
+      return pie;
+    } catch (error) {
+      stop();
+      throw signal.aborted ? new Cancelled("the load was cancelled") : error;
+    } finally {
+      signal.removeEventListener("abort", stop);
+    }
   }
 
   /** What really runs, and why. */
@@ -79,19 +138,22 @@ export class Pie {
     return (await this.#engine.ask("stats")) as EngineStats;
   }
 
-  /** Load the language component ahead of the first run, which does it otherwise. */
-  async prepare(): Promise<void> {
+  /** Load the language component ahead of the first run, which does it otherwise. Raises LoadError when it does not come; the next call tries anew. */
+  async prepare(...nothing: never[]): Promise<void> {
+    if (nothing.length > 0) throw new UsageError(`pie.prepare: it was given ${shown(nothing[0])}; it takes no arguments`);
     this.#check();
     await this.#runs.prepare();
   }
 
   /**
-   * Run an inferlet, as many at once as you like, and get what its `main` returns; meanwhile `send` feeds its `receive`.
-   * Raises InferletError when the program fails, Cancelled by `signal` or `dispose`, PieError when the engine is gone.
+   * Run an inferlet, as many at once as you like, and get what its `main` returns; meanwhile `send` feeds its `receive`. It ends when
+   * the promises of `onMessage` and `onLog` have settled, too: do not await the run in them.
+   * Raises UsageError for what it is given, InferletError when the program fails, Cancelled by `signal` or `dispose`, PieError when the
+   * engine is gone, and what `onMessage` or `onLog` throw.
    */
   run(source: string, options: RunOptions = {}): Run {
     const inbox = new Inbox();
-    return Object.assign(this.#start(source, options, inbox), { send: (value: unknown) => inbox.send(json(value, "a value for the program")) });
+    return Object.assign(this.#start(source, options, inbox), { send: (value: unknown) => inbox.send(json("run.send", "the value", value)) });
   }
 
   async #start(source: string, options: RunOptions, inbox: Inbox): Promise<unknown> {
@@ -102,21 +164,24 @@ export class Pie {
     }
   }
 
-  async #run(source: string, { input = {}, name = "inferlet.py", onMessage, onLog, signal }: RunOptions, inbox: Inbox): Promise<unknown> {
+  async #run(source: string, options: RunOptions, inbox: Inbox): Promise<unknown> {
+    checkArgument("pie.run", "the program's source", source, TEXT);
+    checkOptions("pie.run", options, RUN_RULES);
+    const { input = {}, name = "inferlet.py", onMessage, onLog, signal } = options;
+    const request = json("pie.run", "input", input);
     this.#check();
-    if (typeof source !== "string") throw new PieError("the program's source must be a text");
-    const request = json(input, "the program's input");
-    if (signal?.aborted) throw new Cancelled("the run was cancelled");
-    const value = await this.#runs.run({
+    if (signal?.aborted) throw cancelled("the run was cancelled", signal);
+    const callbacks = new Callbacks(signal);
+    const running = this.#runs.run({
       source,
       name,
       input: request,
-      message: (text) => onMessage?.(JSON.parse(text)),
-      log: (level, text) => onLog?.(level, text),
+      message: (text) => callbacks.call(() => onMessage?.(JSON.parse(text))),
+      log: (level, text) => callbacks.call(() => onLog?.(level, text)),
       inbox,
-      signal,
+      signal: callbacks.signal,
     });
-    return JSON.parse(value);
+    return JSON.parse(await callbacks.settle(running, this.#gone.signal)) as unknown;
   }
 
   /** End everything and give device and workers back. Runs reject with Cancelled. Twice is harmless. */
@@ -136,21 +201,23 @@ export class Pie {
   }
 }
 
-function json(value: unknown, what: string): string {
+/** `value` as JSON text. Raises UsageError. */
+function json(call: string, name: string, value: unknown): string {
   let text: string | undefined;
+  let why = "";
   try {
     text = JSON.stringify(value) as string | undefined;
   } catch (error) {
-    throw new PieError(`${what} must be a JSON value: ${error instanceof Error ? error.message : String(error)}`, { cause: error });
+    why = ` (${error instanceof Error ? error.message.replace(/\n.*/s, "") : String(error)})`;
   }
-  if (text === undefined) throw new PieError(`${what} must be a JSON value`);
+  if (text === undefined) throw new UsageError(`${call}: ${name} is ${shown(value)}; it must be a JSON value${why}`);
   return text;
 }
 
-function absolute(url: string, from: string): string {
+function absolute(name: string, url: string, from: string): string {
   try {
     return new URL(url, from).href;
   } catch {
-    throw new LoadError(`"${url}" is not a URL`);
+    throw new UsageError(`Pie.load: ${name} is ${shown(url)}; it must be a URL, which may be relative to the page`);
   }
 }
