@@ -23,7 +23,8 @@ SETUP = f"""async () => {{
   const caught = (promise) => promise.then((value) => ({{value}}), (error) => ({{name: error.name, type: error.type, message: error.message,
     cause: error.cause && String(error.cause), kind: errors[error.name] && error instanceof errors[error.name]}}));
   const uncaught = [];
-  for (const kind of ['error', 'unhandledrejection']) addEventListener(kind, (event) => uncaught.push(String(event.reason ?? event.message)));
+  addEventListener('error', ({{message}}) => uncaught.push(message));
+  addEventListener('unhandledrejection', ({{reason}}) => uncaught.push(String(reason)));
   const ECHO = 'async def main(input):\\n    return input\\n';
   const ENDLESS = 'async def main(input):\\n    while True:\\n        pass\\n';
   const SENDS = 'from inferlet import send\\nasync def main(input):\\n    for i in range(3):\\n        send(i)\\n    return "end"\\n';
@@ -142,7 +143,7 @@ def test_values_that_nobody_receives_end_the_run_at_the_cap(page: Page) -> None:
 THROWS = "() => { throw new RangeError('mine') }"
 REJECTS = "async () => { throw new RangeError('mine') }"
 LATE = "async () => { await new Promise((resolve) => setTimeout(resolve, 100)); throw new RangeError('mine') }"
-WAITS = "async def main(i):\\n    print('now')\\n    import inferlet\\n    await inferlet.sleep(60)"
+WAITS = "async def main(i):\\n    print(1)\\n    import inferlet\\n    await inferlet.sleep(60)"
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,8 @@ TOKENS = 16
 VOCAB, WIDTH = 320, 64
 PROMPTS = [[(7 * i + 3 + k) % VOCAB for i in range(20 + k)] for k in range(8)]
 
+POOLS = [1, 1 << 36]  # bytes: too small and too large a KV cache
+
 Report = dict[str, Any]
 
 
@@ -121,7 +123,7 @@ def report(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
         engine = {"folders": [str(ROOT), str(WEB / "python"), str(packages)], "model": str(model), "kernels": str(cpu_module())}
         errors = tmp_path_factory.mktemp("node") / "stderr"  # a failure there quotes megabytes of Pyodide
         with errors.open("wb") as sink:
-            task = json.dumps({"engine": engine, "jobs": jobs, "scenarios": True, "probe": PROBE})
+            task = json.dumps({"engine": engine, "jobs": jobs, "scenarios": True, "probe": PROBE, "pools": POOLS})
             command = [page_tools().path, script, task]
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=sink, timeout=100, check=False)
         assert done.returncode == 0, errors.read_text()[-4000:]
@@ -197,6 +199,13 @@ def test_however_runs_end_the_console_stays_clean(report: Report) -> None:
 
 def test_every_scenario_is_looked_at(report: Report) -> None:
     assert set(report["scenarios"]) == {*ENDS, "talks"}
+
+
+def test_a_kv_pool_that_does_not_fit_is_told_by_its_option(report: Report) -> None:
+    small, large = report["pools"]
+    assert small == {"name": "LoadError", "message": small["message"]} and large["name"] == "LoadError"
+    assert "smaller than one page of" in small["message"] and small["message"].endswith("raise kvPoolBytes")
+    assert "no memory for the model and a KV cache of 68,719,476,736 bytes (kvPoolBytes); a smaller one may fit" in large["message"]
 
 
 def test_closing_the_engine_ends_its_runs(report: Report) -> None:

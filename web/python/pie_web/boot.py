@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 from pyodide.ffi import JsException
 
-from pie_core.device.protocol import DeviceError, DeviceLost, DeviceOutOfMemory
+from pie_core.device.protocol import DeviceError, DeviceLost, DeviceOutOfMemory, LimitError
 from pie_core.engine.loop import Engine
 from pie_core.engine.model_runner import ModelRunner
 from pie_core.poem import PoemError
@@ -33,6 +34,9 @@ PAGE_WORDS: Final = {
     "--kv-pool-mb": "kvPoolBytes",
     ". A model file of your own can be given with --poem FILE": "",
 }
+
+
+CACHE_BUFFER: Final = re.compile(r"buffer '[kv]\d+' ")  # K or V of a layer (pie_core/poem/compile.py)
 
 
 class LoadFailed(Exception):
@@ -80,7 +84,8 @@ async def _load(host: Any) -> Page | None:
     if opened is None:
         return None
     try:
-        return await _bring_up(host, opened, checkpoint)
+        with _kv_pool(int(host.kvPoolBytes)):
+            return await _bring_up(host, opened, checkpoint)
     except BaseException:
         opened.device.close()
         raise
@@ -123,6 +128,20 @@ def _self_test() -> Iterator[None]:
         raise
     except DeviceError as error:
         raise LoadFailed("SelfTestFailed", str(error)) from error
+
+
+@contextmanager
+def _kv_pool(size: int) -> Iterator[None]:
+    """A device that is full, or refuses a buffer of the KV cache, is told in the words of who loads: by the option that sets its size."""
+    try:
+        yield
+    except DeviceOutOfMemory as error:
+        full = f"the device has no memory for the model and a KV cache of {size:,} bytes (kvPoolBytes); a smaller one may fit: {error}"
+        raise LoadFailed("LoadError", full) from error
+    except LimitError as error:
+        if not CACHE_BUFFER.match(str(error)):
+            raise
+        raise LoadFailed("LoadError", f"kvPoolBytes is {size:,}, more than the device takes; use a smaller one: {error}") from error
 
 
 def text_spec(metadata: Metadata, spec: TokenizerSpec) -> str:

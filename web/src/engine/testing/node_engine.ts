@@ -32,14 +32,9 @@ export class NodeEngine {
     this.page = page;
   }
 
-  static async open(options: NodeEngineOptions): Promise<NodeEngine> {
-    const python = await loadPyodide();
-    options.folders.forEach((root, index) => {
-      const at = `/python${index}`;
-      python.FS.mkdirTree(at);
-      python.FS.mount(python.FS.filesystems.NODEFS, { root }, at);
-    });
-    python.runPython(`import sys; sys.path[:0] = [${options.folders.map((_, index) => `"/python${index}"`).join(", ")}]`);
+  /** A loaded engine; on a Python of another engine, where one is given. */
+  static async open(options: NodeEngineOptions, python?: PyodideAPI): Promise<NodeEngine> {
+    python ??= await bootPython(options.folders);
     let engine: NodeEngine | undefined;
     const early: FromEngine[] = [];
     const host = new Host({
@@ -87,3 +82,14 @@ export class NodeEngine {
   }
 }
 
+
+async function bootPython(folders: readonly string[]): Promise<PyodideAPI> {
+  const python = await loadPyodide();
+  folders.forEach((root, index) => {
+    const at = `/python${index}`;
+    python.FS.mkdirTree(at);
+    python.FS.mount(python.FS.filesystems.NODEFS, { root }, at);
+  });
+  python.runPython(`import sys; sys.path[:0] = [${folders.map((_, index) => `"/python${index}"`).join(", ")}]`);
+  return python;
+}

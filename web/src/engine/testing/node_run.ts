@@ -1,7 +1,9 @@
 // `node node_run.mjs '{"engine": NodeEngineOptions, "jobs": [[GreedyJob, …], …], "scenarios": true}'`: each list of jobs runs at once;
 // prints one line of JSON: tokens, times, and how the scenarios ended.
+// `pools`: sizes of the KV pool to open another engine with, on the same Python; what each of them fails with.
 // `probe`: Python that defines `async def probe(page) -> str`, run on the live engine; it gives JSON text.
 
+import { LoadError } from "../../errors.js";
 import { type NodeEngineOptions, NodeEngine } from "./node_engine.js";
 import type { GreedyJob } from "./greedy_guest.js";
 import { play, SCENARIOS } from "./scenarios.js";
@@ -11,6 +13,7 @@ interface Task {
   readonly jobs: readonly (readonly GreedyJob[])[];
   readonly scenarios?: boolean;
   readonly probe?: string;
+  readonly pools?: readonly number[];
 }
 
 const task = JSON.parse(process.argv[2] ?? "") as Task;
@@ -39,5 +42,10 @@ const facts: unknown = JSON.parse(engine.page.facts());
 const left = engine.run(new MessageChannel().port1); // ended by the close
 await engine.page.close();
 await engine.page.close();
-console.log(JSON.stringify({ readyMs, rounds, scenarios, probed, stats, facts, left: await left }));
+const pools = [];
+for (const kvPoolBytes of task.pools ?? []) {
+  const failed: unknown = await NodeEngine.open({ ...task.engine, kvPoolBytes }, engine.python).then(() => null, (error: unknown) => error);
+  pools.push(failed instanceof LoadError ? failed.toData() : String(failed));
+}
+console.log(JSON.stringify({ readyMs, rounds, scenarios, probed, stats, facts, left: await left, pools }));
 process.exit(0);
