@@ -34,6 +34,10 @@ test("a file comes verified, with progress to its last byte", async () => {
   assert.deepEqual(Buffer.from(source.read(0, FILE.length)), FILE);
   assert.deepEqual(Buffer.from(source.read(499_990, 10)), FILE.subarray(499_990));
   assert.throws(() => source.read(499_991, 10), RangeError);
+  const retrying = seen.findIndex((each) => each.retrying !== undefined);
+  const { rate, eta, retrying: next } = seen[retrying]!;
+  assert.deepEqual([rate, eta, next], [null, null, { attempt: 1, in: 1 }]);
+  assert.ok(seen.slice(retrying + 1).some((each) => each.retrying === undefined), "bytes came again");
   const last = seen.at(-1)!;
   assert.deepEqual([last.stage, last.done, last.total, last.eta], ["download", FILE.length, FILE.length, 0]);
   source.close();
@@ -78,4 +82,45 @@ test("the meter smooths the rate and knows what is left", () => {
   now += 500;
   meter.add(400); // four times as fast for one sample
   assert.ok(seen.at(-1)!.rate! > 250 && seen.at(-1)!.rate! < 400);
+});
+
+test("the meter says that nothing comes, counts down to the next try, and begins the rate anew", () => {
+  let now = 0;
+  const seen: Progress[] = [];
+  const meter = new Meter("download", 10_000, (p) => seen.push(p), () => now);
+  const told = (): unknown => {
+    const { done, rate, eta, retrying } = seen.at(-1)!;
+    return { done, rate: rate && Math.round(rate), eta: eta && Math.round(eta), ...retrying };
+  };
+  for (let i = 0; i < 2; i++) {
+    now += 1000;
+    meter.add(1000);
+  }
+  assert.deepEqual(told(), { done: 2000, rate: 1000, eta: 8 });
+  now += 1900;
+  const before = seen.length;
+  meter.look();
+  assert.equal(seen.length, before, "a short pause is no news");
+  now += 100;
+  meter.look();
+  assert.deepEqual(told(), { done: 2000, rate: null, eta: null });
+  meter.look();
+  assert.equal(seen.length, before + 1, "told once");
+
+  now += 28_000;
+  meter.retry({ attempt: 1, in: 2 });
+  assert.deepEqual(told(), { done: 2000, rate: null, eta: null, attempt: 1, in: 2 });
+  now += 1000;
+  meter.look();
+  assert.deepEqual(told(), { done: 2000, rate: null, eta: null, attempt: 1, in: 1 });
+  now += 5000;
+  meter.look();
+  assert.deepEqual(told(), { done: 2000, rate: null, eta: null, attempt: 1, in: 0 });
+
+  now += 1000;
+  meter.add(500);
+  assert.deepEqual(told(), { done: 2500, rate: null, eta: null });
+  now += 1000;
+  meter.add(2500);
+  assert.deepEqual(told(), { done: 5000, rate: 2500, eta: 2 });
 });

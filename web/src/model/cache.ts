@@ -3,7 +3,7 @@
 import { Cancelled, IntegrityError } from "../errors.js";
 import type { Progress } from "../messages.js";
 import { CacheStore } from "./cache_api.js";
-import { download, type DownloadOptions } from "./download.js";
+import { download, type DownloadOptions, type Retry } from "./download.js";
 import { locked } from "./lock.js";
 import type { Manifest } from "./manifest.js";
 import { MemoryStore } from "./memory.js";
@@ -22,6 +22,7 @@ export interface FetchOptions {
 
 const VERIFY_PIECE = 4 << 20;
 const WAITING_MS = 300;
+const LOOK_MS = 1000; // between looks at a download that does not move
 
 /** The best store that this browser lets us have. */
 export async function openStore(): Promise<Store> {
@@ -62,16 +63,18 @@ export async function fetchModel(store: Store, manifest: Manifest, options: Fetc
 /** Download what is missing and verify. Null when a resumed file has the wrong digest; it is removed. Raises IntegrityError for a fresh one. */
 async function fill(store: Store, manifest: Manifest, options: FetchOptions): Promise<ByteSource | null> {
   const writer = await store.write(manifest);
+  const meter = new Meter("download", manifest.size, options.onProgress);
+  let looking: ReturnType<typeof setInterval> | undefined;
   try {
     let hash = await verifyPart(writer, options);
     let at = writer.offset;
     let resumed = at > 0;
-    const meter = new Meter("download", manifest.size, options.onProgress);
     meter.jump(at);
     if (at < manifest.size) {
+      looking = setInterval(() => meter.look(), LOOK_MS);
       const { onProgress: _, network, signal } = options;
-      const keep = (etag: string | null): void => writer.keepEtag(etag);
-      for await (const piece of download(manifest.url, { ...network, size: manifest.size, offset: at, etag: writer.etag, onEtag: keep, signal })) {
+      const told = { onEtag: (etag: string | null) => writer.keepEtag(etag), onRetry: (next: Retry) => meter.retry(next) };
+      for await (const piece of download(manifest.url, { ...network, ...told, size: manifest.size, offset: at, etag: writer.etag, signal })) {
         if (piece.at !== at) {
           await writer.restart();
           hash = new Sha256();
@@ -91,6 +94,7 @@ async function fill(store: Store, manifest: Manifest, options: FetchOptions): Pr
     await store.evict(manifest);
     return resumed ? null : mismatch(manifest, digest);
   } finally {
+    clearInterval(looking);
     await writer.close();
   }
 }

@@ -17,6 +17,7 @@ after(() => server.close());
 beforeEach(() => {
   server.content = FILE;
   server.etag = '"v1"';
+  server.ranged = true;
   server.ranges.length = server.faults.length = 0;
 });
 
@@ -76,6 +77,55 @@ test("retries end, counted from the last byte that came", async () => {
   server.faults.push(1000, { status: 500 }, { status: 500 }, { status: 500 }, { status: 500 });
   await assert.rejects(fetched(), (error: Error) => error instanceof NetworkError && error.message.includes("500"));
   assert.equal(server.ranges.length, 1 + 3);
+});
+
+test("a connection that breaks again and again, but brings bytes each time, is no reason to give up", async () => {
+  server.faults.push(...new Array<number>(6).fill(20_000));
+  const attempts: number[] = [];
+  assert.deepEqual(await fetched({ delays: [1, 1], onRetry: (next) => attempts.push(next.attempt) }), FILE);
+  assert.deepEqual(attempts, [1, 1, 1, 1, 1, 1]);
+});
+
+for (const [name, faults] of [
+  ["at the same byte", [100_000, 100_000, 100_000, 100_000, 100_000]],
+  ["a little later each time", [100_000, 110_000, 120_000, 130_000, 140_000]],
+] as const) {
+  test(`a server without ranges that breaks off ${name} is given up after the tries that there are`, async () => {
+    server.ranged = false;
+    server.faults.push(...faults);
+    const words = /could not be fetched: the answer ended at byte \d+ of 300000; the server does not answer ranges, so that each try has to start over, and 4 ended early$/;
+    const waits: unknown[] = [];
+    const fetching = fetched({ delays: [1, 2, 3], onRetry: (next) => waits.push(next) });
+    await assert.rejects(fetching, (error: Error) => error instanceof NetworkError && words.test(error.message));
+    assert.equal(server.ranges.length, 4);
+    assert.deepEqual(waits, [{ attempt: 1, in: 0.001 }, { attempt: 2, in: 0.002 }, { attempt: 3, in: 0.003 }]);
+  });
+}
+
+test("a server without ranges that breaks off once is asked for all of it again", async () => {
+  server.ranged = false;
+  server.faults.push(100_000);
+  assert.deepEqual(await fetched(), FILE);
+});
+
+test("a server that does not answer ranges only for a while is resumed afterwards, with all its tries", async () => {
+  server.faults.push(200_000);
+  server.ranged = false;
+  const attempts: number[] = [];
+  const onRetry = ({ attempt }: { attempt: number }): void => {
+    attempts.push(attempt);
+    if (attempts.length === 1) server.faults.push(150_000); // the whole file again, and less of it
+    else server.ranged = true;
+    if (attempts.length === 2) server.faults.push(100_000, { status: 503 }); // then new bytes
+  };
+  assert.deepEqual(await fetched({ onRetry }), FILE);
+  assert.deepEqual(attempts, [1, 2, 1, 2]);
+});
+
+test("an answer that ends early says where", async () => {
+  server.faults.push(5000, { status: 503 }, { status: 503 }, "silent");
+  const fetching = fetched({ stallMs: 100 });
+  await assert.rejects(fetching, (error: Error) => error instanceof NetworkError && /nothing came any more at byte 5000 of 300000$/.test(error.message));
 });
 
 test("a server that is not there", async () => {

@@ -9,13 +9,24 @@ export interface DownloadOptions {
   offset?: number;
   /** The validator of the bytes that are there: a server whose file has changed then sends all of it. */
   etag?: string | null;
+  /** Told before each wait for another try. */
+  onRetry?: (retry: Retry) => void;
   /** Told the validator of each response. */
   onEtag?: (etag: string | null) => void;
   signal?: AbortSignal | undefined;
-  /** Waits before the retries, in milliseconds; a retry that brings bytes starts them anew. */
+  /**
+   * Waits before the retries, in milliseconds; one that brings new bytes starts them anew. Not at a server that answers a range with the
+   * whole file: its bytes are not new, so the retries that there are must do.
+   */
   delays?: readonly number[];
   /** A connection that brings nothing for so long counts as broken. */
   stallMs?: number;
+}
+
+/** A try that begins `in` so many seconds; `attempt` counts those since the last new byte, the first is 1. */
+export interface Retry {
+  attempt: number;
+  in: number;
 }
 
 /** Bytes and where in the file they belong: after the piece before, or 0 when the server makes us start over. */
@@ -32,14 +43,19 @@ class Transient extends Error {}
 
 /** The pieces of the file at `url`. Raises NetworkError, IntegrityError when the file is of another size, Cancelled when `signal` ends it. */
 export async function* download(url: string, options: DownloadOptions): AsyncGenerator<Piece, void, void> {
-  const { size, signal, onEtag, delays = DELAYS, stallMs = STALL_MS } = options;
+  const { size, signal, onEtag, onRetry, delays = DELAYS, stallMs = STALL_MS } = options;
   let at = options.offset ?? 0;
+  let most = at; // of the file, that was ever here
   let etag = options.etag ?? null;
+  let startsOver = false; // whether the server makes us: it does not answer ranges
   for (let failures = 0; ; ) {
     const attempt = new Attempt(signal, stallMs);
+    const asked = at;
+    let came = false;
     try {
       const response = await attempt.wait(fetch(url, request(at, etag, attempt.signal)));
       at = startOf(response, at, size, url);
+      if (asked > 0) startsOver = at < asked;
       etag = strong(response.headers.get("etag"));
       onEtag?.(etag);
       if (response.body === null) throw new Transient("the response has no body");
@@ -50,16 +66,23 @@ export async function* download(url: string, options: DownloadOptions): AsyncGen
         if (at + value.length > size) throw new IntegrityError(`${url} is longer than the ${size} bytes of its manifest`);
         yield { at, bytes: value };
         at += value.length;
-        failures = 0;
+        came ||= value.length > 0;
+        if (at > most && !startsOver) failures = 0;
+        most = Math.max(most, at);
       }
       if (at === size) return;
-      throw new Transient(`the connection ended at byte ${at} of ${size}`);
+      throw new Transient(`the answer ended at byte ${at} of ${size}`);
     } catch (error) {
       if (signal?.aborted) throw new Cancelled("the download was cancelled");
       // fetch and the body's reader raise TypeError for every failure of the network
       if (!(error instanceof Transient || error instanceof TypeError || attempt.stalled)) throw error;
       const wait = delays[failures++];
-      if (wait === undefined) throw new NetworkError(`${url} could not be fetched: ${attempt.stalled ? "nothing came any more" : reason(error)}`);
+      if (wait === undefined) {
+        const end = attempt.stalled ? `nothing came any more at byte ${at} of ${size}` : came ? `the answer ended at byte ${at} of ${size}` : reason(error);
+        const over = startsOver ? `; the server does not answer ranges, so that each try has to start over, and ${failures} ended early` : "";
+        throw new NetworkError(`${url} could not be fetched: ${end}${over}`);
+      }
+      onRetry?.({ attempt: failures, in: wait / 1000 });
       await pause(wait, signal);
     } finally {
       attempt.end();

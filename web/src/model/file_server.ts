@@ -8,6 +8,8 @@ export interface FileServer {
   /** What is served, and under which validator. */
   content: Uint8Array;
   etag: string;
+  /** Whether it answers ranges; else it sends the whole file. */
+  ranged: boolean;
   /** One entry a request: its Range header ("" without one). */
   readonly ranges: string[];
   /** Consumed one a request: break the connection after so many bytes, answer with a status, or send the head and then nothing. */
@@ -22,6 +24,7 @@ export async function serveFile(content: Uint8Array, etag = '"v1"'): Promise<Fil
     url: `http://127.0.0.1:${(server.address() as AddressInfo).port}/model.gguf`,
     content,
     etag,
+    ranged: true,
     ranges: [],
     faults: [],
     close: () => {
@@ -42,7 +45,7 @@ function answer(state: FileServer, request: IncomingMessage, response: ServerRes
   }
   const size = state.content.length;
   const validator = request.headers["if-range"];
-  const partial = range !== "" && (validator === undefined || validator === state.etag);
+  const partial = state.ranged && range !== "" && (validator === undefined || validator === state.etag);
   const start = partial ? Number(/^bytes=(\d+)-$/.exec(range)?.[1]) : 0;
   const headers: Record<string, string> = { etag: state.etag, "content-length": String(size - start) };
   if (partial) headers["content-range"] = `bytes ${start}-${size - 1}/${size}`;
