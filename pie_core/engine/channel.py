@@ -216,22 +216,24 @@ class Channel:
         self.tail += 1
 
     def set(self, words: Iterable[int]) -> None:
-        """Replace the front cell that no accepted pass has taken (put when there is none), after the passes accepted so far."""
+        """Replace the front cell that no accepted pass takes (put when there is none). Which one that is, is settled now; passes accepted
+        so far still read what it held, so it is written once they are submitted, and those accepted later wait for that."""
         self._require("writer", "set")
         data = pack_words(words, self.cell_words, f"set of a {self.describe()}")
+        cell = self.reserved
+        fresh = cell == self.tail
+        self.tail += fresh
 
         def replace() -> None:
             if self.closed:
                 return
-            cell = min(self.reserved, self.tail)
             try:
                 self._store(self.offset(cell), data)
             except EngineError as error:  # who called `set` may be gone: whoever uses the cell is told
                 self.fail_from(cell, error)
             self.see(cell, data)
-            if cell == self.tail:
+            if fresh:
                 self._steps[cell % (self.capacity + 1)] = -1
-                self.tail += 1
 
         self.order.run(replace)
 

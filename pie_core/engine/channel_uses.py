@@ -65,6 +65,8 @@ def _check_role(instance: Instance, use: ChannelUse, pipe: Pipeline) -> None:
         raise InvalidPass(f"a pass cannot take from a {channel.describe()} that the host reads: use a second channel")
     if use.puts and channel.host == "writer":
         raise InvalidPass(f"a pass cannot put into a host-written {channel.describe()}: use a second channel")
+    if use.puts and channel.stops not in (None, pipe):
+        raise InvalidPass("the channel ends another pipeline (stop_when), and only passes of that one may put into it")
     other = channel.pipe
     if channel.host == "writer" and other is not None and other is not pipe and (other.queue or not (other.closed or other.stopped)):
         raise InvalidPass(f"a host-written {channel.describe()} has one consumer, but two pipelines take from it: use one each")

@@ -224,7 +224,7 @@ class SavedSets:
             except Exception as error:
                 cause = _told(error)
                 ws.fail(cause, OPENED)
-                raise cause from error
+                raise cause.again() from error
             finally:
                 if not ws.dropped:
                     ws.be_born()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from pie_core.device.protocol import PAGE_TOKENS
 from pie_core.engine.errors import InvalidState, OutOfPages
-from pie_core.engine.set_tokens import SetTokens
+from pie_core.engine.set_tokens import SetTokens, branching
 
 
 class ShortOfPages(Exception):
@@ -26,7 +26,7 @@ class SetEdits(SetTokens):
         """Freeze the first `n` buffered tokens. Raises InvalidState."""
         self.check_commit(n)
         if self.parents is not None and n:
-            self.parents = [parent - n for parent in self.parents[n:]] or None
+            self.parents = branching([parent - n for parent in self.parents[n:]])
         self.frozen += n
 
     def check_commit(self, n: int) -> None:

@@ -14,6 +14,11 @@ from pie_core.engine.slack import Slack
 EVERYTHING = 1 << 62
 
 
+def branching(parents: list[int]) -> list[int] | None:
+    """The parents of a buffer that is a tree; None where each token follows the one before, as `SetTokens.parents` has it."""
+    return parents if any(parent != k - 1 for k, parent in enumerate(parents)) else None
+
+
 def pages_for(tokens: int) -> int:
     """Pages that hold `tokens` tokens."""
     return -(-tokens // PAGE_TOKENS)
@@ -119,7 +124,7 @@ class SetTokens:
 
     def grow(self, parents: Sequence[int]) -> None:
         """`parents` are those of tokens that are about to be appended to the buffer."""
-        self.parents = [*self.tree(), *parents]
+        self.parents = branching([*self.tree(), *parents])
 
     def tail_is_shared(self) -> bool:
         """Whether the partial last page belongs to others too."""
@@ -225,8 +230,7 @@ class SetTokens:
         self.cuts += 1
         self.fork_points = {p for p in self.fork_points if p <= length}
         if self.parents is not None:
-            del self.parents[length - frozen :]
-            self.parents = self.parents or None
+            self.parents = branching(self.parents[: length - frozen])
         if length <= self._public:
             self._public = EVERYTHING
         self._trim()

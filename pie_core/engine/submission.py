@@ -28,8 +28,9 @@ def accept(instance: Instance, pipe: Pipeline, spec: PassSpec, sink: PassSink) -
         raise InstanceClosed(f"instance {instance.name!r} is closed")
     if pipe.closed:
         raise PipelineClosed("submit: the pipeline is closed; make a new one")
-    if instance.outstanding >= instance.limits.outstanding:
-        raise BudgetExceeded(f"{instance.outstanding} passes are outstanding, the most is {instance.limits.outstanding}: await some first")
+    outstanding = instance.outstanding - len(instance.revivals)  # those that compute a paused set again are nobody's doing
+    if outstanding >= instance.limits.outstanding:
+        raise BudgetExceeded(f"{outstanding} passes are outstanding, the most is {instance.limits.outstanding}: await some first")
     if engine.states is not None:
         check_recurrent(spec)
     parts = check_parts(spec, engine.limits)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pie_core.device.protocol import DeviceError
-from pie_core.engine.errors import EngineError, OutOfPages, PassFailed
+from pie_core.engine.errors import BudgetExceeded, EngineError, OutOfPages, PassFailed
 from pie_core.engine.forward import BUFFERED, Geometry, PassSpec
-from pie_core.engine.instance import Instance
+from pie_core.engine.instance import Instance, InstanceLimits
 from pie_core.engine.pausing import PATIENCE
 from pie_core.engine.working_set import WorkingSet
 from tests.engine.fake_runner import FakeRunner, generate, limits, reference
@@ -38,6 +38,25 @@ async def test_an_unused_set_makes_room_and_comes_back(reuse: bool) -> None:
         assert not ws.paused and engine.metrics.revived == 1
         first.close()
         second.close()
+
+
+async def test_computing_a_set_again_takes_nothing_from_the_budget() -> None:
+    async with running(FakeRunner(limits(pages=4))) as engine:
+        first = engine.open_instance("first", reuse=False, limits=InstanceLimits(outstanding=2))
+        second = engine.open_instance("second", reuse=False)
+        ws, pipe = first.working_set(), first.pipeline()
+        await fill(first, ws, [1] * 40)
+        await fill(second, second.working_set(), [2] * 33)
+        assert ws.paused
+        second.close()
+        outs = [first.submit(pipe, greedy([3], ws))[0]]
+        while not first.revivals:
+            await asyncio.sleep(0)
+        outs.append(first.submit(pipe, greedy([4], ws))[0])
+        with pytest.raises(BudgetExceeded, match="2 passes are outstanding, the most is 2"):
+            first.submit(pipe, greedy([5], ws))
+        assert [await out for out in outs] == [reference([1] * 40 + [3]), reference([1] * 40 + [3, 4])]
+        first.close()
 
 
 async def test_cached_pages_go_before_anybody_is_paused() -> None:

@@ -30,6 +30,11 @@ Slot = tuple[int, int]  # token, position
 PICK = st.integers(0, 1000)
 
 
+def fork_of(parents: list[int]) -> list[int] | None:
+    """None where each token follows the one before: that is no tree."""
+    return None if parents == list(range(-1, len(parents) - 1)) else parents
+
+
 class Sequence_:
     """The naive model of a working set: what each place holds, and the parents in the buffer where it is a tree."""
 
@@ -62,7 +67,7 @@ class Sequence_:
         del self.slots[length:]
         self.frozen = min(self.frozen, length)
         if self.parents is not None:
-            self.parents = self.parents[: length - self.frozen] or None
+            self.parents = fork_of(self.parents[: length - self.frozen])
         self.points = {p for p in self.points if p <= length}
 
     def counts(self) -> list[int]:
@@ -74,7 +79,7 @@ class Sequence_:
     def commit(self, what: int | list[int]) -> None:
         if isinstance(what, int):
             if self.parents is not None:
-                self.parents = [p - what for p in self.parents[what:]] or None
+                self.parents = fork_of([p - what for p in self.parents[what:]])
             self.frozen += what
         else:
             kept = [self.slots[self.frozen + k] for k in what]
@@ -160,6 +165,8 @@ class TreeMachine(RuleBasedStateMachine):
         for k in range(n):
             path = seq.path(held + k) if tree else []
             seq.slots.append((tokens[k], seq.frozen + len(path) - 1 if tree else before + k))
+        if seq.parents is not None:
+            seq.parents = fork_of(seq.parents)
         if not buffered:
             seq.frozen = len(seq.slots)
         seen = [*range(seq.frozen), *(seq.frozen + k for k in path)] if tree else range(before + n)

@@ -103,6 +103,22 @@ async def test_trees_grow_over_several_passes_and_follow_plain_drafts() -> None:
         inst.close()
 
 
+@pytest.mark.parametrize(("given", "dropped"), [([-1, 0], 0), ([-1, -1], 1), ([-1, 0, 0], 1), ([-1, 0, -1, 2], 2)])
+async def test_a_tree_without_branches_is_a_plain_buffer_again(given: list[int], dropped: int) -> None:
+    async with running(FakeRunner()) as engine:
+        inst = engine.open_instance("t")
+        ws, pipe = inst.working_set(), inst.pipeline()
+        await inst.submit(pipe, greedy(PREFIX, ws))[0]
+        await inst.submit(pipe, PassSpec(DRAFTS[: len(given)], [ws], tree(*given)))[0]
+        if dropped:
+            inst.discard(ws, dropped)
+        chain = DRAFTS[: len(given) - dropped]
+        assert await inst.submit(pipe, greedy([30], ws, geometry=BUFFERED))[0] == reference([*PREFIX, *chain, 30])
+        inst.commit(ws, len(chain))
+        assert await inst.submit(pipe, greedy([31], ws, geometry=BUFFERED))[0] == reference([*PREFIX, *chain, 30, 31])
+        inst.close()
+
+
 async def test_a_path_over_shared_pages_disturbs_no_fork() -> None:
     async with running(FakeRunner()) as engine:
         inst = engine.open_instance("t")

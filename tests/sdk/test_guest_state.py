@@ -184,3 +184,43 @@ def test_names_are_checked_as_the_engine_does(guest: Local) -> None:
     from pie_core.engine import saved_sets
 
     assert _state._NAME == saved_sets._NAME
+
+
+WAITS = ["await out", "await asyncio.gather(out, asyncio.sleep(0))", "await end.take()"]
+
+
+@pytest.mark.parametrize("wait", WAITS)
+async def test_an_error_does_not_hold_the_sets_that_it_was_raised_past(wait: str, host: ScriptedHost, guest: Local) -> None:
+    """Outputs and waits keep their errors, but not the frames that these were raised through: pages would wait for the collector."""
+    source = f"""
+import asyncio, gc
+from inferlet import errors, send
+from inferlet.eta import Channel, ForwardPass, Pipeline, WorkingSet, intrinsics, reduce_argmax
+async def branch():
+    ws, pipe, end = WorkingSet(), Pipeline(), Channel("i32", host="reader")
+    def step():
+        token = reduce_argmax(intrinsics.output(0, "logits"))
+        end.put(token)
+        return token
+    fwd = ForwardPass()
+    fwd.embed([1])
+    fwd.state([ws])
+    out = fwd.epilogue(step)
+    pipe.submit(fwd)
+    {wait}
+async def main(input):
+    gc.collect()
+    gc.disable()
+    try:
+        await branch()
+    except errors.PassFailed:
+        pass
+    await asyncio.sleep(0.001)  # asyncio's own callbacks are over
+    send("told")
+    gc.enable()
+"""
+    host.reply = lambda submit, n: [Fail("PassFailed") for _ in submit["outs"]]
+    host.cells = dict.fromkeys(range(20), [Fail("PassFailed")])
+    assert (await drive(guest, host, source))["s"] == "done"
+    ops = [op for op, _ in host.calls]
+    assert host.sent == ["told"] and ops.index("ws.drop") < ops.index("send"), ops

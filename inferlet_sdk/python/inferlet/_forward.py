@@ -12,7 +12,7 @@ from ._channel import Channel
 from ._loop import loop
 from ._state import FOLDING, StateGeometry, WorkingSet, check_sets
 from ._values import _short, check_int, check_tokens, decode
-from .errors import AlreadySubmitted, NotSubmitted, PipelineClosed, UnsupportedStage, UsageError
+from .errors import AlreadySubmitted, NotSubmitted, PipelineClosed, UnsupportedStage, UsageError, again
 
 _UNSETTLED = object()
 
@@ -48,15 +48,16 @@ class Output:
                     self._waiters.remove(waiter)
                 if not self._waiters and loop.awaited.pop(self.id, None) is not None:
                     loop.unawaited[self.id] = self
+                del waiter  # it may hold the error, which holds this frame
                 raise
         if self._error is not None:
-            raise self._error.with_traceback(None)
+            raise again(self._error)
         return self._value
 
     def known(self) -> Any:
         """The value, None where it is still to come. Raises what awaiting would raise at once."""
         if self._error is not None:
-            raise self._error.with_traceback(None)
+            raise again(self._error)
         if self._value is not _UNSETTLED:
             return self._value
         if self._pass is not None and not self._pass.submitted:
@@ -79,7 +80,7 @@ class Output:
         """Fail those who wait now; awaiting again waits anew."""
         for waiter in self._waiters:
             if not waiter.done():
-                waiter.set_exception(type(error)(*error.args))
+                waiter.set_exception(again(error))
 
 
 class Outputs(tuple[Output, ...]):

@@ -37,17 +37,19 @@ class HostFuture:
 
     def __init__(self, fid: int) -> None:
         self.id = fid
-        self._future: asyncio.Future[Any] = loop.create_future()
+        self._future: asyncio.Future[Any] | None = loop.create_future()
 
     def __await__(self) -> Any:
+        assert self._future is not None  # awaited once
         loop.awaited[self.id] = self
         try:
             return (yield from self._future)
         finally:
             loop.awaited.pop(self.id, None)
+            self._future = None  # an error that it holds was raised through this frame, and holds it
 
     def settle(self, value: Any, error: BaseException | None) -> None:
-        if self._future.done():
+        if self._future is None or self._future.done():
             return
         if error is None:
             self._future.set_result(value)

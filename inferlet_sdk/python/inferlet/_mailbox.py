@@ -59,6 +59,7 @@ class Mailbox:
                 if self._kept:
                     self._wake()
                 self._listen()
+                del waiter  # it holds the error, which holds this frame
                 raise
         return self._kept.popleft()
 

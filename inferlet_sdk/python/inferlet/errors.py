@@ -13,6 +13,15 @@ class InferletError(Exception):
         self.fields = fields
 
 
+def again(error: BaseException) -> BaseException:
+    """The same error, to be raised: one that is kept must not collect the frames that it is raised through, which hold what keeps it."""
+    fresh = type(error)(*error.args)
+    fresh.__cause__ = error.__cause__
+    if isinstance(error, InferletError) and isinstance(fresh, InferletError):
+        fresh.fields = error.fields
+    return fresh
+
+
 class UsageError(InferletError, ValueError):
     """An argument or an order of calls is wrong; the message names the field, the value and the fix."""
 
