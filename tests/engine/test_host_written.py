@@ -46,7 +46,9 @@ async def told(acts: list[str], capacity: int, sets: int) -> tuple[list[int], li
                     continue
                 expected.append(cells.pop(0) if act == "take" else cells[0])
                 outs.append(inst.submit(pipe, work)[0])
-        seen = [error.type_name if isinstance(error, EngineError) else error for error in await asyncio.gather(*outs, return_exceptions=True)]
+        seen = [
+            error.type_name if isinstance(error, EngineError) else error for error in await asyncio.gather(*outs, return_exceptions=True)
+        ]
         inst.close()
     return expected, seen  # type: ignore[return-value]
 

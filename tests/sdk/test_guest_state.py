@@ -220,7 +220,7 @@ async def main(input):
     gc.enable()
 """
     host.reply = lambda submit, n: [Fail("PassFailed") for _ in submit["outs"]]
-    host.cells = dict.fromkeys(range(20), [Fail("PassFailed")])
+    host.cells = {channel: [Fail("PassFailed")] for channel in range(20)}
     assert (await drive(guest, host, source))["s"] == "done"
     ops = [op for op, _ in host.calls]
     assert host.sent == ["told"] and ops.index("ws.drop") < ops.index("send"), ops
