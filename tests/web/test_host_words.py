@@ -14,7 +14,7 @@ from pie_core.host.table import FUTURE, Table
 from pie_server.build.web import WEB
 
 SOURCES = WEB / "src" / "inferlet"
-HOST = (SOURCES / "host.ts").read_text()
+HOST = "\n".join(path.read_text() for path in sorted(SOURCES.glob("*.ts")) if not path.name.endswith(".test.ts"))
 
 
 def said_by_the_core() -> dict[str, str]:
@@ -53,7 +53,7 @@ def test_a_taken_id_is_told_in_the_same_words() -> None:
     table.add("sleep", 7, FUTURE)
     with pytest.raises(Refusal) as caught:
         table.fresh("sleep", 7)
-    assert f"`{caught.value.message}`".replace("sleep", "${name}").replace("7", "${id}") in HOST
+    assert f"`{caught.value.message}`".replace("sleep", "${op}").replace("7", "${id}").replace("future", "${entry.kind}") in HOST
 
 
 def test_budgets_are_the_same_numbers() -> None:

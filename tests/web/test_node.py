@@ -31,7 +31,7 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("folder", ["api", "engine", "hello", "inferlet", "model"])
+@pytest.mark.parametrize("folder", ["api", "engine", "hello", "inferlet", "model", "page"])
 def test_unit_tests_of_the_page(folder: str, text_file: Path) -> None:
     assets, node = web_assets(), page_tools()
     environment = {**os.environ, "PIE_TEXT_FIXTURES": str(text_file), "PIE_WEB_ASSETS": str(assets)}

@@ -18,6 +18,7 @@ from pie_core.weights.metadata import Metadata
 from pie_server.adapters.tokenizer import HfTokenizer
 from tests.text.test_chat import ALTERNATING, CHATML, INJECTIONS, MERGING, QUESTIONS
 from tests.text.test_template import ATTACKS, SIZE_BOMBS, TIME_BOMBS
+from tests.web.refusals import refusals
 
 RANDOM_TEXTS = 400
 # Where the two hosts' Unicode tables may be of different years: only characters that both know.
@@ -108,6 +109,7 @@ def fixtures(metadata: Metadata, spec: TokenizerSpec, tokenizer: HfTokenizer, ch
     encoded = {text: tokenizer.encode(text) for text in cases}
     golden = {QUESTIONS[name]: goldens[name] for name in QUESTIONS}
     return {
+        "refusals": refusals(),
         "ops": {name: [op.kind, list(op.fields), dict(op.defaults)] for name, op in OPS.items()},
         "text": text_spec(metadata, spec, tokenizer),
         "golden_cases": goldens["tokenizer_cases"],

@@ -42,8 +42,10 @@ export class NetworkError extends LoadError {}
 export class IntegrityError extends LoadError {}
 /** The browser refused to store, or has no room. */
 export class StorageError extends LoadError {}
-/** The device that was asked for is not there, or was lost. */
+/** The device that was asked for is not there, or was lost during the load. */
 export class DeviceUnavailable extends LoadError {}
+/** The device is gone, and every run with it: load again. */
+export class DeviceLost extends PieError {}
 /** A kernel computes something else than it should on this device. */
 export class SelfTestFailed extends LoadError {}
 /** Ended by the caller's signal, whose reason is the `cause`, or by `dispose`. */
@@ -78,6 +80,7 @@ const CLASSES: Readonly<Record<string, new (message: string, options?: ErrorOpti
   IntegrityError,
   StorageError,
   DeviceUnavailable,
+  DeviceLost,
   SelfTestFailed,
   Cancelled,
 };

@@ -62,8 +62,8 @@ export type ToEngine =
   | { kind: "boot"; base: string; model: string; device: DeviceChoice; kvPoolBytes?: number }
   /** End a load that goes on; answered by "failed" with Cancelled. */
   | { kind: "cancelLoad" }
-  /** Run one inferlet over `port`, whose other end an inferlet worker holds. `input` is JSON text. Answered by "result" or "error". */
-  | { kind: "run"; run: number; port: MessagePort; source: string; name: string; input: string }
+  /** Run one inferlet over `port`, whose other end an inferlet worker holds. `input` is JSON text. `receives`: whether "deliver" may follow. Answered by "result" or "error". */
+  | { kind: "run"; run: number; port: MessagePort; source: string; name: string; input: string; receives: boolean }
   /** End a run: "error" follows, an InferletError of this `type`. For cancels, the watchdog and a worker that died. */
   | { kind: "end"; run: number; type: string; message: string }
   /** JSON text for the inferlet's `receive`. */
@@ -81,11 +81,13 @@ export type FromEngine =
   | { kind: "progress"; progress: Progress }
   | { kind: "ready"; info: PieInfo; text: TextSpec }
   | { kind: "failed"; error: ErrorData }
-  /** The device was lost after "ready"; every run has ended, nothing runs any more. */
+  /** The device was lost, or Python failed for good; every run has ended, nothing runs any more. */
   | { kind: "lost"; error: ErrorData }
   /** A value that the inferlet sent, as JSON text, in order and before "result". */
   | { kind: "message"; run: number; value: string }
   | { kind: "log"; run: number; level: string; text: string }
+  /** One of the values delivered to the inferlet waits no longer. */
+  | { kind: "received"; run: number }
   /** JSON text of what `main` returned. The port is closed. */
   | { kind: "result"; run: number; value: string }
   | { kind: "error"; run: number; error: ErrorData }
@@ -112,8 +114,8 @@ export type ToInferlet =
   | { kind: "init"; base: string; text: TextSpec; shared?: SharedParts }
   /** Serve one run over `port`, the `last` one or not. Answered by "ended". */
   | { kind: "attach"; run: number; port: MessagePort; last: boolean }
-  /** The watchdog's question, answered by "pong" as soon as the guest's step ends. */
-  | { kind: "ping"; n: number };
+  /** The watchdog's question, answered by "pong" as soon as the guest's step ends. `share`: of a core, that inferlets which compute have now. */
+  | { kind: "ping"; n: number; share: number };
 
 // --- inferlet worker -> main thread
 
@@ -130,7 +132,7 @@ export type FromInferlet =
 // engine -> inferlet   ["limits",{"max_tokens","max_reads"}]  first: what the engine runs in one step
 //                      ["start",REQUEST]     once
 //                      ["resume",EVENTS]
-//                      ["refused",[{"op","futures","error"}]]  ops of the last step, which is pending; answered like a step
+//                      ["refused",[{"futures","error"}]]  ops of the last step, which is pending; answered like a step
 // inferlet -> engine   ["op","NAME",PAYLOAD] posted and future ops, and "log", in order
 //                      ["answer",ANSWER]     ends a step; ANSWER is what the guest's export returned
 //                      ["fault",{"type","message"}]  ends the run: a trap, or whatever else the guest cannot say itself

@@ -6,9 +6,10 @@ import { Cancelled, PieError, UsageError } from "./errors.js";
 import type { DeviceChoice, EngineStats, PieInfo, Progress } from "./messages.js";
 import { EngineClient } from "./page/engine.js";
 import { Inbox } from "./page/inbox.js";
+import { jsonText } from "./page/json.js";
 import { Runs } from "./page/runs.js";
 
-export { Cancelled, DeviceUnavailable, InferletError, IntegrityError, LoadError, NetworkError, PieError, SelfTestFailed, StorageError, UsageError } from "./errors.js";
+export { Cancelled, DeviceLost, DeviceUnavailable, InferletError, IntegrityError, LoadError, NetworkError, PieError, SelfTestFailed, StorageError, UsageError } from "./errors.js";
 export type { DeviceChoice, DeviceFacts, EngineStats, ModelFacts, PieInfo, Progress } from "./messages.js";
 
 const OWN_MODEL = "../models/default/manifest.json"; // from where pie.js is
@@ -40,6 +41,8 @@ export interface RunOptions {
   input?: unknown;
   /** How the program is called in tracebacks. */
   name?: string;
+  /** False where nothing will be sent to the run: then the inferlet's `receive()` raises Deadlock instead of waiting for ever. */
+  receives?: boolean;
   /** Each value that the inferlet sends, in order, before the result. If it throws, or its promise rejects, the run ends with that error. */
   onMessage?: (value: unknown) => void | Promise<void>;
   /** Each line that the inferlet prints or logs. What it throws or rejects with ends the run as well. */
@@ -61,6 +64,7 @@ const LOAD_RULES: Readonly<Record<keyof LoadOptions, Rule>> = {
 const RUN_RULES: Readonly<Record<keyof RunOptions, Rule>> = {
   input: ANY,
   name: TEXT,
+  receives: FLAG,
   onMessage: CALLBACK,
   onLog: CALLBACK,
   signal: SIGNAL,
@@ -70,7 +74,7 @@ const RUN_RULES: Readonly<Record<keyof RunOptions, Rule>> = {
 export interface Run extends Promise<unknown> {
   /**
    * A JSON value for the inferlet's `receive`, in order, as soon as the run is asked for. False when the run is over and nobody hears
-   * it. Raises UsageError for what is not JSON. An inferlet that lets more than 1,024 values wait ends with BudgetExceeded.
+   * it. Raises UsageError for what is not JSON, and PieError where 1,024 values wait already: nothing was sent then, and the run goes on.
    */
   send(value: unknown): boolean;
 }
@@ -153,7 +157,7 @@ export class Pie {
    */
   run(source: string, options: RunOptions = {}): Run {
     const inbox = new Inbox();
-    return Object.assign(this.#start(source, options, inbox), { send: (value: unknown) => inbox.send(json("run.send", "the value", value)) });
+    return Object.assign(this.#start(source, options, inbox), { send: (value: unknown) => inbox.send(jsonText("run.send", "the value", value)) });
   }
 
   async #start(source: string, options: RunOptions, inbox: Inbox): Promise<unknown> {
@@ -167,8 +171,9 @@ export class Pie {
   async #run(source: string, options: RunOptions, inbox: Inbox): Promise<unknown> {
     checkArgument("pie.run", "the program's source", source, TEXT);
     checkOptions("pie.run", options, RUN_RULES);
-    const { input = {}, name = "inferlet.py", onMessage, onLog, signal } = options;
-    const request = json("pie.run", "input", input);
+    const { input = {}, name = "inferlet.py", receives = true, onMessage, onLog, signal } = options;
+    if (!receives) inbox.refuse();
+    const request = jsonText("pie.run", "input", input);
     this.#check();
     if (signal?.aborted) throw cancelled("the run was cancelled", signal);
     const callbacks = new Callbacks(signal);
@@ -179,6 +184,7 @@ export class Pie {
       message: (text) => callbacks.call(() => onMessage?.(JSON.parse(text))),
       log: (level, text) => callbacks.call(() => onLog?.(level, text)),
       inbox,
+      receives,
       signal: callbacks.signal,
     });
     return JSON.parse(await callbacks.settle(running, this.#gone.signal)) as unknown;
@@ -199,19 +205,6 @@ export class Pie {
     if (this.#disposed) throw new PieError("this Pie was disposed: load another");
     if (this.#engine.failure) throw this.#engine.failure;
   }
-}
-
-/** `value` as JSON text. Raises UsageError. */
-function json(call: string, name: string, value: unknown): string {
-  let text: string | undefined;
-  let why = "";
-  try {
-    text = JSON.stringify(value) as string | undefined;
-  } catch (error) {
-    why = ` (${error instanceof Error ? error.message.replace(/\n.*/s, "") : String(error)})`;
-  }
-  if (text === undefined) throw new UsageError(`${call}: ${name} is ${shown(value)}; it must be a JSON value${why}`);
-  return text;
 }
 
 function absolute(name: string, url: string, from: string): string {

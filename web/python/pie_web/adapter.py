@@ -92,7 +92,7 @@ async def open_webgpu(host: Any, adapter: Any, why: str) -> OpenDevice:
 
     def lost(message: str) -> None:
         device.mark_lost(f"the browser took it back ({message})")
-        host.lost(f"the WebGPU device is gone: {message.rstrip('.')}; load again to go on")
+        host.lost(f"the WebGPU device was lost, and every run with it; load again to go on (the browser says: {message.rstrip('.')})")
 
     raw = wgpu_shim.GPUDevice(raw_device, host.makeReplay, lost)
     facts = DeviceInfo(

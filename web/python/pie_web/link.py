@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 from pyodide.ffi import create_proxy
 
+from pie_core.engine.runner import RunnerLimits
+from pie_core.eta.json_text import loads
 from pie_core.host.ops import OPS
 from pie_core.host.port import GuestPort
 from pie_core.host.process import InferletFailed
 
+_PENDING = re.compile(r'\{"s":"pending"')
+_DONE = re.compile(r'\{"s":"done"')
 _BESIDE = {name for name, op in OPS.items() if op.kind == "sync"} - {"log"}
 
 
 class PageGuest:
-    """A `host.process.Guest` over `port` (a RunPort of engine/link.ts). A refused op ends the inferlet: the guest went on in the belief
-    that it had been taken, since the worker beside it checks the same rules first. `on_fault(type, message)` ends a run that waits for
-    something else than its guest."""
+    """A `host.process.Guest` over `port` (a RunPort of engine/link.ts), whose worker knows `limits` and refuses most of what is wrong at
+    the call. What only the engine can refuse it hears behind the step, before anything else; a step that was the last then fails with it.
+    `on_fault(type, message)` ends a run that waits for something else than its guest. `on_receive` hears of each `receive`."""
 
-    def __init__(self, port: Any, ops: GuestPort, on_fault: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, port: Any, ops: GuestPort, limits: RunnerLimits, on_fault: Callable[[str, str], None], on_receive: Callable[[], None]
+    ) -> None:
         self._port = port
+        self._limits = limits
+        self._on_receive = on_receive
+        self._refused: list[str] = []  # JSON texts, of the step that runs
         self._on_fault = on_fault
         self._ops = ops
         ops.answers = False
@@ -37,6 +47,7 @@ class PageGuest:
 
     async def start(self, request: str) -> str:
         """The first step."""
+        self._send("limits", f'{{"max_tokens":{self._limits.max_tokens},"max_reads":{self._limits.max_reads}}}')
         return await self._step("start", request)
 
     async def resume(self, events: str) -> str:
@@ -77,11 +88,14 @@ class PageGuest:
                 return
             refusal = self._call(name, body)
             if refusal:
-                error = json.loads(refusal)["error"]
-                self._fail(str(error["type"]), str(error["message"]))
+                self._refused.append(_refused(name, body, refusal))
+            elif name == "receive":
+                self._on_receive()
         elif kind == "answer":
             if self._answer is None or self._answer.done():
                 self._fail("GuestFault", "the guest answered a step that was not asked for")
+            elif self._refused:
+                self._tell_refused(body)
             else:
                 self._answer.set_result(body)
         elif kind == "fault":
@@ -89,12 +103,39 @@ class PageGuest:
         else:
             self._fail("GuestFault", f"a message of unknown kind {kind!r:.40}")
 
+    def _tell_refused(self, answer: str) -> None:
+        """Ops of the step that ended with `answer` were refused: the inferlet hears of it in a step of its own, if it goes on."""
+        refused, self._refused = self._refused, []
+        assert self._answer is not None  # `_received`
+        if _PENDING.match(answer):
+            self._send("refused", f"[{','.join(refused)}]")
+            return
+        lost = [fields for fields in map(json.loads, refused) if not fields["futures"]]  # what has a future, nobody waits for any more
+        if _DONE.match(answer) and lost:
+            error = lost[0]["error"]
+            self._fail(error["type"], error["message"])
+        else:
+            self._answer.set_result(answer)
+
     def _fail(self, kind: str, message: str) -> None:
         self._fault = InferletFailed(kind, message)
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(self._fault)
         else:
             self._on_fault(kind, message)
+
+
+def _refused(name: str, body: str, refusal: str) -> str:
+    """JSON text of a refused op: the futures that it was to settle, and the error, which names the op."""
+    try:
+        fields = loads(body)
+        futures = [fields["f"]] if "f" in fields else list(fields.get("outs", ()))
+    except (ValueError, TypeError, AttributeError):  # what was refused may be anything
+        futures = []
+    error = json.loads(refusal)["error"]
+    if not error["message"].startswith(name):
+        error["message"] = f"{name}: {error['message']}"
+    return json.dumps({"futures": [f for f in futures if type(f) is int], "error": error})
 
 
 def _fault(body: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from pie_core.engine.errors import EngineError
 from pie_core.engine.loop import Engine
+from pie_core.eta.json_text import loads
 from pie_core.host.process import InferletFailed, Process
 from pie_core.host.services import ModelFacts, Services
 from pie_core.text.stream import TextError
@@ -45,12 +46,13 @@ def _heard(running: asyncio.Task[Any]) -> None:
 
 
 class _Run:
-    """A running inferlet. `ending`: what its cancellation is called."""
+    """A running inferlet. `ending`: what its cancellation is called. `sent` values came for its receives, of which it made `receives`."""
 
-    __slots__ = ("ending", "process", "task")
+    __slots__ = ("ending", "process", "receives", "sent", "task")
 
     def __init__(self, process: Process) -> None:
         self.process = process
+        self.sent = self.receives = 0
         self.ending: tuple[str, str] | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -91,14 +93,26 @@ class Page:
     def run(self, run: int, port: Any, source: str, name: str, input: str) -> None:
         """Start an inferlet whose guest is at the other end of `port`."""
         try:
-            process = Process(self._engine, self._services, name, on_log=lambda level, text: self._host.log(run, level, text))
+            value = loads(input)
+        except ValueError as error:
+            port.close()
+            self._failed(run, InferletFailed("InputNotJson", f"the program's input must be a JSON value: {error}"))
+            return
+        try:
+            log = partial(self._host.log, run)
+            process = Process(self._engine, self._services, name, on_log=log, receives=bool(port.receives))
         except EngineError as error:
             port.close()
             self._failed(run, InferletFailed(error.type_name, error.message))
             return
-        guest = PageGuest(port, process.port, partial(self.end, run))
         self._runs[run] = entry = _Run(process)
-        entry.task = asyncio.ensure_future(self._drive(run, entry, guest, process.request(source, json.loads(input), name)))
+        try:
+            guest = PageGuest(port, process.port, self._engine.limits, partial(self.end, run), partial(self._receives, run))
+            entry.task = asyncio.ensure_future(self._drive(run, entry, guest, process.request(source, value, name)))
+        except BaseException:
+            del self._runs[run]
+            process.close()
+            raise
 
     def end(self, run: int, type: str, message: str) -> None:
         """End a run as failed with this error; harmless when it has ended."""
@@ -108,14 +122,27 @@ class Page:
             entry.process.cancel(message)
 
     def deliver(self, run: int, value: str) -> None:
-        """JSON text for the inferlet's `receive`; a value too many ends the run."""
+        """JSON text for the inferlet's `receive`; a value too many, which the main thread refuses, ends the run."""
         entry = self._runs.get(run)
         if entry is None:
             return
         try:
-            entry.process.deliver(json.loads(value))
+            entry.process.deliver(loads(value))
+        except ValueError as error:
+            self.end(run, "HostError", f"a value for receive() must be a JSON value: {error}")
         except InferletFailed as error:
             self.end(run, error.type, error.message)
+        else:
+            entry.sent += 1
+            if entry.receives >= entry.sent:
+                self._host.received(run)
+
+    def _receives(self, run: int) -> None:
+        entry = self._runs.get(run)
+        if entry is not None:
+            entry.receives += 1
+            if entry.sent >= entry.receives:
+                self._host.received(run)
 
     async def close(self) -> None:
         """End every run and free the device. Twice is harmless."""

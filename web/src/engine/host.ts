@@ -84,6 +84,11 @@ export class Host {
     this.#post({ kind: "message", run, value });
   }
 
+  /** A value for the inferlet's `receive` waits no longer. */
+  received(run: number): void {
+    this.#post({ kind: "received", run });
+  }
+
   log(run: number, level: string, text: string): void {
     this.#post({ kind: "log", run, level, text });
   }
@@ -100,6 +105,6 @@ export class Host {
 
   /** The device is gone, and every run with it. */
   lost(message: string): void {
-    this.#post({ kind: "lost", error: { name: "DeviceUnavailable", message } });
+    this.#post({ kind: "lost", error: { name: "DeviceLost", message } });
   }
 }

@@ -10,9 +10,12 @@ export type Stepped = (name: string, payload: string, answer: string) => void;
 
 export class RunPort {
   #port: MessagePort | null;
+  /** Whether the page may send the inferlet values. */
+  readonly receives: boolean;
 
-  constructor(port: MessagePort) {
+  constructor(port: MessagePort, receives = true) {
     this.#port = port;
+    this.receives = receives;
   }
 
   /** Begin to receive; messages that came before wait in the port. */
@@ -29,8 +32,8 @@ export class RunPort {
     this.#port.onmessageerror = () => receive("fault", "", '{"type":"GuestFault","message":"a message could not be read"}');
   }
 
-  /** Let the guest run a step. */
-  send(kind: "start" | "resume", body: string): void {
+  /** Let the guest run a step, or tell its host ("limits"). */
+  send(kind: "limits" | "start" | "resume" | "refused", body: string): void {
     this.#port?.postMessage(portMessage(kind, body));
   }
 

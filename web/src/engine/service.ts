@@ -46,10 +46,10 @@ export class EngineService {
     else await this.#reply(message.id, page ?? null, message.kind);
   }
 
-  #run(page: Page | null, { run, port, source, name, input }: RunMessage): void {
+  #run(page: Page | null, { run, port, source, name, input, receives }: RunMessage): void {
     try {
       if (!page) throw new InferletError("the engine is not running", { type: "EngineStopped" });
-      page.run(run, new RunPort(port), source, name, input);
+      page.run(run, new RunPort(port, receives), source, name, input);
     } catch (error) {
       port.close();
       const known = error instanceof InferletError ? error : new InferletError(`the run did not start: ${String(error)}`, { type: "HostError" });
@@ -101,7 +101,10 @@ export class EngineService {
     const opening = openModel(model, { signal, onProgress: (progress) => this.#post({ kind: "progress", progress }) });
     let source: ByteSource | null = null;
     try {
-      const booting = bootPython(base).then((python) => (this.#python = python));
+      const booting = bootPython(base).then((python) => {
+        onFatal(python, (words) => this.#post({ kind: "lost", error: { name: "PieError", message: `${words}; load again` } }));
+        return (this.#python = python);
+      });
       const waiting = opening.then((opened) => {
         if (!this.#python) runtime(); // the model is there, Python is what is waited for
         return opened;
@@ -125,6 +128,12 @@ export class EngineService {
       source?.close(); // the weights are on the device; the file is free for other tabs
     }
   }
+}
+
+/** Call `tell` once Python has failed for good: then nothing that waits for it ever hears of anything. Pyodide has no public word for it. */
+export function onFatal(python: PyodideAPI, tell: (words: string) => void): void {
+  const { _api } = python as unknown as { _api: { on_fatal?: (error: unknown) => void } };
+  _api.on_fatal = (error) => tell(`the engine's Python failed and cannot go on (${error instanceof Error ? error.message : String(error)})`);
 }
 
 function stopIf(signal: AbortSignal): void {

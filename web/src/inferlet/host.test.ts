@@ -34,6 +34,14 @@ function host(limits: Partial<Limits> = {}): { host: Host; posted: string[]; cal
   return { host: made, posted, call };
 }
 
+/** A host whose inferlet has made pipeline 1 and working set 2. */
+function started(limits: Partial<Limits> = {}): ReturnType<typeof host> {
+  const made = host(limits);
+  assert.deepEqual([made.call("pipe.new", { pipe: 1 }), made.call("ws.new", { ws: 2 })], ["", ""]);
+  made.posted.length = 0;
+  return made;
+}
+
 const submit = (...outs: number[]): object => ({ pipe: 1, tokens: [1], ws: [2], geo: { mode: "folding" }, outs });
 const refused = (type: string, message: RegExp) => (answer: unknown) => {
   const { error } = answer as { error: { type: string; message: string } };
@@ -58,14 +66,18 @@ test("synchronous ops are answered here and not forwarded", () => {
 
 test("commits take a number, a path, a channel or an output, and saved sets a name", () => {
   const { call, posted } = host();
-  for (const n of [3, [], [0, 2, 5], { ch: 4 }, { out: 9 }]) assert.equal(call("ws.commit", { ws: 1, n }), "");
+  assert.equal(call("ch.new", { ch: 4, dtype: "i32", host: "reader" }), "");
+  assert.equal(call("ws.open", { ws: 1, name: "kept", f: 6 }), "", "a set of which this side knows nothing");
+  posted.length = 0;
+  for (const n of [3, [], { ch: 4 }, { out: 9 }]) assert.equal(call("ws.commit", { ws: 1, n }), "");
   for (const n of [-1, null, [1.5], ["a"], { ch: 0 }, { out: 1, ch: 1 }, { ws: 1 }, "all"]) {
     refused("UsageError", /^ws.commit: n = .* must be a whole number, a list of at most 65536 indices, /)(call("ws.commit", { ws: 1, n }));
   }
-  for (const n of [2, null]) assert.equal(call("ws.discard", { ws: 1, n }), "");
-  assert.equal(call("ws.save", { ws: 1, name: "ü".repeat(100), f: 5 }), "");
-  refused("UsageError", /^ws.open: name = .* must be text of at most 100 characters$/)(call("ws.open", { ws: 2, name: "x".repeat(101), f: 6 }));
-  assert.equal(posted.length, 8);
+  for (const n of [0, null]) assert.equal(call("ws.discard", { ws: 1, n }), "");
+  assert.equal(call("ws.save", { ws: 1, name: "u".repeat(100), f: 5 }), "");
+  refused("UsageError", /^ws.open: name = .* must be text of at most 100 characters$/)(call("ws.open", { ws: 2, name: "x".repeat(101), f: 7 }));
+  refused("InvalidState", /^a saved set cannot be named '\.x': use 1 to 100 letters/)(call("ws.save", { ws: 1, name: ".x", f: 7 }));
+  assert.equal(posted.length, 7);
 });
 
 test("posted and future ops are forwarded as they came, the log among them", () => {
@@ -118,19 +130,19 @@ test("errors of texts keep their type, other faults become HostError", () => {
 });
 
 test("64 passes may be in flight; settled ones make room", () => {
-  const { host: made, call, posted } = host();
-  for (let n = 1; n <= 64; n++) assert.equal(call("submit", submit(2 * n, 2 * n + 1)), "");
+  const { host: made, call, posted } = started();
+  for (let n = 1; n <= 64; n++) assert.equal(call("submit", submit(10 * n)), "");
   refused("BudgetExceeded", /^passes outstanding: 64 in use, the cap is 64; await some first$/)(call("submit", submit(1000)));
   assert.equal(posted.length, 64);
-  made.beginStep('[[2,true,1],[3,true,1],[5,false,{"type":"X","message":"m"}],[99999,true,null]]');
+  made.beginStep('[[10,true,1],[20,false,{"type":"X","message":"m"}],[30,false,{"type":"Deadlock","message":"m"}],[99999,true,null]]');
   assert.deepEqual([call("submit", submit(1001)), call("submit", submit(1002))], ["", ""]);
   refused("BudgetExceeded", /passes outstanding/)(call("submit", submit(1003)));
-  made.beginStep("[[4,true,1]]"); // the second output of a pass that is settled
-  refused("BudgetExceeded", /passes outstanding/)(call("submit", submit(1003)));
+  made.beginStep("[[30,true,1]]"); // whose wait was ended, not the pass
+  assert.equal(call("submit", submit(1003)), "");
 });
 
 test("passes without outputs count within their step", () => {
-  const { host: made, call } = host();
+  const { host: made, call } = started();
   for (let n = 0; n < 64; n++) assert.equal(call("submit", submit()), "");
   refused("BudgetExceeded", /passes outstanding/)(call("submit", submit()));
   made.beginStep("[]");
@@ -153,7 +165,8 @@ test("budgets of futures, logs, sent values, ops of a step, and payloads", () =>
   refused("BudgetExceeded", /^characters sent: /)(sends.call("send", { value: 1234 }));
   const ops = host({ stepOps: 1 });
   assert.equal(ops.call("ws.new", { ws: 1 }), "");
-  refused("BudgetExceeded", /ops of one step/)(ops.call("ws.new", { ws: 2 }));
+  for (let n = 0; n < 5; n++) assert.equal(ops.call("send", { value: n }), "", "their characters count, not they");
+  refused("BudgetExceeded", /^ops of one step: 1 in use, the cap is 1; await something between them$/)(ops.call("ws.new", { ws: 2 }));
   const chars = host({ stepChars: 10 });
   refused("BudgetExceeded", /characters of one step/)(chars.call("ws.new", { ws: 12345678 }));
   refused("OutputLimitExceeded", /ws.new: 8 characters in one call; the limit is 7/)(host({ text: 7 }).call("ws.new", { ws: 1 }));
@@ -183,15 +196,16 @@ test("an id is used once at a time", () => {
   const { call } = host();
   assert.equal(call("sleep", { ms: 1, f: 2 }), "");
   refused("UsageError", /^sleep: id 2 is taken by a future; ids are unique within the instance$/)(call("sleep", { ms: 1, f: 2 }));
-  refused("UsageError", /^submit: id 2 is taken by a future/)(call("submit", submit(2)));
+  const other = started();
+  refused("UsageError", /^submit: id 2 is taken by a working set/)(other.call("submit", submit(2)));
 });
 
 test("tokens of a pass are checked against the working sets and the vocabulary", () => {
-  const { host: made, call, posted } = host();
-  made.beginRun('{"model":{"vocab":10}}');
+  const { host: made, call, posted } = started();
+  made.beginRun('{"model":{"vocab":10,"hidden":4}}');
   for (const [tokens, message] of [
     [[1, 10], /^tokens\[0\]\[1\] = 10 is not a token id: whole numbers 0 \.\. 9 are$/],
-    [["a"], /^tokens\[0\]\[0\] = "a" is not/],
+    [["a"], /^tokens\[0\]\[0\] = 'a' is not/],
     [[], /^tokens\[0\] is empty/],
     [[[1], [2]], /^tokens: 2 lists of ids for 1 working sets/],
   ] as const) {
@@ -199,19 +213,19 @@ test("tokens of a pass are checked against the working sets and the vocabulary",
   }
   assert.deepEqual(posted, []);
   assert.equal(call("submit", { ...submit(3), tokens: [[9, 0]] }), "", "what was refused has not used its ids");
-  assert.equal(call("submit", { ...submit(4), tokens: { ch: 5 } }), "");
+  refused("UsageError", /^submit: id 5 is unknown, or was dropped; a channel is needed$/)(call("submit", { ...submit(4), tokens: { ch: 5 } }));
 });
 
 test("a prewarm counts as a pass and as a future, and its ids are checked", () => {
-  const { host: made, call, posted } = host({ outstanding: 2, futures: 3 });
-  made.beginRun('{"model":{"vocab":10}}');
-  refused("InvalidPass", /^prewarm: ids\[1\] = 10 is not a token id: whole numbers 0 \.\. 9 are$/)(call("prewarm", { ids: [1, 10], f: 1 }));
-  assert.deepEqual([call("prewarm", { ids: [1, 2], f: 1 }), call("submit", submit(2))], ["", ""]);
-  refused("BudgetExceeded", /passes outstanding: 2/)(call("prewarm", { ids: [], f: 3 }));
-  refused("UsageError", /^sleep: id 1 is taken by a future/)(call("sleep", { ms: 1, f: 1 }));
-  made.beginStep("[[1,true,0]]");
-  assert.equal(call("prewarm", { ids: [], f: 3 }), "");
-  made.beginStep("[[2,true,0]]");
+  const { host: made, call, posted } = started({ outstanding: 2, futures: 3 });
+  made.beginRun('{"model":{"vocab":10,"hidden":4}}');
+  refused("InvalidPass", /^prewarm: ids\[1\] = 10 is not a token id: whole numbers 0 \.\. 9 are$/)(call("prewarm", { ids: [1, 10], f: 11 }));
+  assert.deepEqual([call("prewarm", { ids: [1, 2], f: 11 }), call("submit", submit(12))], ["", ""]);
+  refused("BudgetExceeded", /passes outstanding: 2/)(call("prewarm", { ids: [], f: 13 }));
+  refused("UsageError", /^sleep: id 11 is taken by a future/)(call("sleep", { ms: 1, f: 11 }));
+  made.beginStep("[[11,true,0]]");
+  assert.equal(call("prewarm", { ids: [], f: 13 }), "");
+  made.beginStep("[[12,true,0]]");
   for (const f of [4, 5]) assert.equal(call("sleep", { ms: 1, f }), "");
   refused("BudgetExceeded", /futures in flight: 3/)(call("prewarm", { ids: [], f: 6 }));
   assert.equal(posted.length, 5);

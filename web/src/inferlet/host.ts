@@ -1,24 +1,29 @@
 // `host.call` in the page: synchronous ops are answered here, posted and future ops are checked and forwarded in order. Never throws.
 
 import { opMessage } from "../messages.js";
+import { type Checked, CHECKS } from "./checks.js";
 import { type Limits, LIMITS } from "./limits.js";
 import { characters, type Fields, parse } from "./ops.js";
-import { checkIds, checkTokens } from "./passes.js";
+import { type ModelLimits, UNKNOWN_MODEL } from "./passes.js";
 import { over, Refusal } from "./refusal.js";
+import { Table } from "./table.js";
 import { TextError, type TextService } from "./text.js";
 
+/** An op that the engine refused after the inferlet had gone on: the futures that it was to settle, and the error, which names the op. */
+export interface Refused {
+  readonly futures: readonly number[];
+  readonly error: Readonly<Record<string, number | string>> & { readonly type: string; readonly message: string };
+}
+
 /** One inferlet's way out of its sandbox. `post` sends the text of a message to the engine. */
-export class Host {
+export class Host implements Checked {
+  readonly table: Table;
+  readonly limits: Limits;
+  model: ModelLimits = UNKNOWN_MODEL;
   readonly #text: TextService;
   readonly #post: (message: string) => void;
-  readonly #limits: Limits;
-  /** Futures in flight; those of a pass share one record. */
-  readonly #futures = new Map<number, Pass | null>();
-  #vocab = 2 ** 32;
+  #untold: Refusal[] = []; // refusals of the engine, for the author's next calls
   #passes = 0; // submitted, with outputs that have not settled
-  #handles = 0; // working sets, pipelines and channels
-  #programs = 0;
-  #cellWords = 0; // of all channel rings
   #silent = 0; // submitted in this step, without outputs: nothing will say here that they settled
   #ops = 0; // posted in this step
   #chars = 0; // of them
@@ -29,14 +34,15 @@ export class Host {
   constructor(text: TextService, post: (message: string) => void, limits: Limits = LIMITS) {
     this.#text = text;
     this.#post = post;
-    this.#limits = limits;
+    this.limits = limits;
+    this.table = new Table(limits);
   }
 
   /** Run one op. The answer is JSON text, "" for nothing, or {"error": {…}}. */
   call(name: string, payload: string): string {
     try {
-      if (payload.length > this.#limits.text) {
-        const limit = this.#limits.text.toLocaleString("en");
+      if (payload.length > this.limits.text) {
+        const limit = this.limits.text.toLocaleString("en");
         throw new Refusal(
           "OutputLimitExceeded",
           `${name.slice(0, 40)}: ${payload.length.toLocaleString("en")} characters in one call; the limit is ${limit}`,
@@ -44,7 +50,8 @@ export class Host {
       }
       const { op, fields } = parse(name, payload);
       if (op.kind === "sync") return this.#answer(name, fields, payload);
-      this.#admit(name, op.kind === "future", fields, payload);
+      if (this.#untold.length > 0 && !UNHEARD.has(name)) throw this.#untold.shift()!;
+      this.#admit(name, fields, payload);
       this.#forward(name, payload);
       return "";
     } catch (error) {
@@ -55,26 +62,57 @@ export class Host {
     }
   }
 
+  /** What the engine runs at most: JSON text of {"max_tokens", "max_reads"}. */
+  beginEngine(limits: string): void {
+    const { max_tokens, max_reads } = JSON.parse(limits) as { max_tokens: number; max_reads: number };
+    this.model = { ...this.model, maxTokens: max_tokens, maxReads: max_reads };
+  }
+
   /** The run begins with this request (JSON text of a start). */
   beginRun(request: string): void {
-    const { model } = JSON.parse(request) as { model?: { vocab?: unknown } };
-    if (typeof model?.vocab === "number") this.#vocab = model.vocab;
+    const { model } = JSON.parse(request) as { model?: { vocab?: unknown; hidden?: unknown } };
+    const { vocab, hidden } = model ?? {};
+    if (typeof vocab === "number" && typeof hidden === "number") this.model = { ...this.model, vocab, hidden };
   }
 
   /** A step begins, and brings these events (JSON text of a resume; "" for a start). */
   beginStep(events: string): void {
     this.#silent = this.#ops = this.#chars = this.#stepSent = 0;
-    if (events === "" || this.#futures.size === 0) return;
-    for (const [id] of JSON.parse(events) as [number][]) this.#settle(id);
+    if (events === "") return;
+    for (const [id, ok, value] of JSON.parse(events) as [number, boolean, unknown][]) this.table.settle(id, ok, value);
   }
 
-  #settle(id: number): void {
-    const pass = this.#futures.get(id);
-    if (pass === undefined) return;
-    this.#futures.delete(id);
-    if (pass === null || pass.settled) return;
-    pass.settled = true;
-    this.#passes--;
+  /**
+   * The engine refused ops that were posted: the events that tell the inferlet, which awaits `awaited`. Without a future of its own, a
+   * refusal is raised by what is awaited; where nothing of the author's is, by the next call.
+   */
+  refuse(refused: readonly Refused[], awaited: readonly number[]): [number, false, Refused["error"]][] {
+    const events: [number, false, Refused["error"]][] = [];
+    const free = awaited.filter((id) => this.table.future(id)?.brings !== "alarm");
+    for (const { futures, error } of refused) {
+      const ids = futures.length > 0 ? futures : free.splice(0, 1);
+      for (const id of ids) events.push([id, false, error]);
+      const { type, message, ...fields } = error;
+      if (ids.length === 0) this.#untold.push(new Refusal(type, message, fields as Record<string, number | string>));
+    }
+    return events;
+  }
+
+  /** The first refusal that the inferlet has not heard of. */
+  get untold(): Refusal | null {
+    return this.#untold[0] ?? null;
+  }
+
+  /** Throws Refusal where no more passes may be in flight. */
+  roomForAPass(): void {
+    const inFlight = this.#passes + this.#silent;
+    if (inFlight >= this.limits.outstanding) throw over("passes outstanding", inFlight, this.limits.outstanding, "await some first");
+  }
+
+  passAccepted(silent: boolean): () => void {
+    if (silent) this.#silent++;
+    else this.#passes++;
+    return () => void this.#passes--;
   }
 
   #answer(name: string, fields: Fields, payload: string): string {
@@ -108,102 +146,40 @@ export class Host {
 
   #log(text: string, payload: string): string {
     this.#logged += characters(text);
-    if (this.#logged > this.#limits.logged) throw over("characters printed and logged", this.#logged, this.#limits.logged, "print() and log() less");
+    if (this.#logged > this.limits.logged) throw over("characters printed and logged", this.#logged, this.limits.logged, "print() and log() less");
     this.#forward("log", payload); // in order with what else happens
     return "";
   }
 
-  /** Check an op that the engine will carry out against this inferlet's budgets. */
-  #admit(name: string, isFuture: boolean, fields: Fields, payload: string): void {
-    const limits = this.#limits;
-    if (this.#ops >= limits.stepOps) throw over("ops of one step", this.#ops, limits.stepOps, "await something first");
-    if (this.#chars + payload.length > limits.stepChars) {
-      throw over("characters of one step's ops", this.#chars + payload.length, limits.stepChars, "await something first");
-    }
-    if (name === "submit") {
-      checkTokens(fields["tokens"], (fields["ws"] as number[]).length, this.#vocab);
-      this.#admitPass(name, fields["outs"] as number[]);
-    } else if (name === "prewarm") {
-      checkIds("prewarm: ids", fields["ids"] as number[], this.#vocab);
-      this.#checkFutures();
-      this.#admitPass(name, [fields["f"] as number]); // it is one, too
-    } else if (name === "send") this.#admitSend(payload.length);
-    else if (isFuture) {
-      this.#checkFutures();
-      const future = this.#fresh(name, fields["f"] as number);
-      this.#admitHandle(name, fields);
-      this.#futures.set(future, null);
-    } else this.#admitHandle(name, fields);
-  }
-
-  #checkFutures(): void {
-    const inFlight = this.#futures.size;
-    if (inFlight >= this.#limits.futures) throw over("futures in flight", inFlight, this.#limits.futures, "await some first");
-  }
-
-  /** Handles, programs and channel cells, as in pie_core/host/table.py; a drop of what is not there ends the run in the engine. */
-  #admitHandle(name: string, fields: Fields): void {
-    const { handles, programs, cellWords } = this.#limits;
-    if (name === "program") {
-      if (this.#programs >= programs) throw over("programs", this.#programs, programs, "reuse the ones sent before");
-      this.#programs++;
-    } else if (name === "ws.drop" || name === "pipe.close") this.#handles--;
-    else if (MAKES_HANDLE.has(name)) {
-      const words = name === "ch.new" ? this.#cellWords + ringWords(fields) : this.#cellWords;
-      if (words > cellWords) throw over("words of channel cells", words, cellWords, "use smaller cells or capacities");
-      if (this.#handles >= handles) throw over("handles", this.#handles, handles, "drop working sets, close pipelines, and use channels again");
-      this.#cellWords = words;
-      this.#handles++;
-    }
-  }
-
-  #admitPass(name: string, outs: readonly number[]): void {
-    const inFlight = this.#passes + this.#silent;
-    if (inFlight >= this.#limits.outstanding) throw over("passes outstanding", inFlight, this.#limits.outstanding, "await some first");
-    for (const id of outs) this.#fresh(name, id);
-    if (outs.length === 0) {
-      this.#silent++;
-      return;
-    }
-    const pass: Pass = { settled: false };
-    for (const id of outs) this.#futures.set(id, pass);
-    this.#passes++;
+  /** Check an op that the engine will carry out. */
+  #admit(name: string, fields: Fields, payload: string): void {
+    const { stepOps, stepChars } = this.limits;
+    if (name === "send") return this.#admitSend(payload.length);
+    if (this.#ops >= stepOps) throw over("ops of one step", this.#ops, stepOps, BETWEEN);
+    if (this.#chars + payload.length > stepChars) throw over("characters of one step's ops", this.#chars + payload.length, stepChars, BETWEEN);
+    CHECKS[name]?.(this, fields);
+    this.#ops++;
+    this.#chars += payload.length;
   }
 
   #admitSend(size: number): void {
-    if (this.#stepSent + size > this.#limits.stepSent) {
-      throw over("characters sent in one step", this.#stepSent + size, this.#limits.stepSent, "await something, or send less");
+    if (this.#stepSent + size > this.limits.stepSent) {
+      throw over("characters sent in one step", this.#stepSent + size, this.limits.stepSent, "await something between them, or send less");
     }
-    if (this.#sent + size > this.#limits.sent) throw over("characters sent", this.#sent + size, this.#limits.sent, "send less");
+    if (this.#sent + size > this.limits.sent) throw over("characters sent", this.#sent + size, this.limits.sent, "send less");
     this.#stepSent += size;
     this.#sent += size;
   }
 
-  #fresh(name: string, id: number): number {
-    if (this.#futures.has(id)) {
-      throw new Refusal("UsageError", `${name}: id ${id} is taken by a future; ids are unique within the instance`);
-    }
-    return id;
-  }
-
   #forward(name: string, payload: string): void {
-    this.#ops++;
-    this.#chars += payload.length;
     this.#post(opMessage(name, payload));
   }
 }
 
-const MAKES_HANDLE: ReadonlySet<string> = new Set(["ws.new", "ws.fork", "ws.open", "pipe.new", "ch.new"]);
+const BETWEEN = "await something between them";
 
-/** u32 words of a channel's ring: one cell more than its capacity. */
-function ringWords(fields: Fields): number {
-  const cell = (fields["shape"] as number[]).reduce((words, extent) => words * extent, 1);
-  return cell * ((fields["capacity"] as number) + 1);
-}
-
-interface Pass {
-  settled: boolean;
-}
+/** Ops that no code of the author calls to hear of anything: of the inferlet's own loop, of destructors, and the log. */
+const UNHEARD: ReadonlySet<string> = new Set(["sleep", "ws.drop", "pipe.close", "log"]);
 
 function hex(bytes: Uint8Array): string {
   let out = "";

@@ -1,5 +1,6 @@
 // The op table of `host.call`, as in pie_core/host/ops.py: names, classes, fields with their caps, and the one validator.
 
+import { MAX_NESTING, nestsDeeper } from "./nesting.js";
 import { Refusal } from "./refusal.js";
 
 export type OpClass = "sync" | "posted" | "future";
@@ -197,6 +198,7 @@ function parseObject(name: string, payload: string): Fields {
   let value: unknown;
   try {
     value = payload === "" ? {} : JSON.parse(payload);
+    if (nestsDeeper(payload, MAX_NESTING)) throw new Error(`it is nested deeper than ${MAX_NESTING} levels`);
   } catch (error) {
     throw usage(`${name}: the payload is not JSON: ${error instanceof Error ? error.message : String(error)}`);
   }

@@ -143,6 +143,25 @@ test("the watchdog ends a step that takes too long, and no other", async () => {
   made.dispose();
 });
 
+test("inferlets that compute at once have the time that they wait for each other", async () => {
+  const { pool: made, workers } = pool({ cores: 1 });
+  workers[0]?.say({ kind: "ready", shared: SHARED });
+  const dead: [number, string][] = [];
+  const runs = [0, 1, 2, 3];
+  for (const run of runs) made.attach(run, port(), (_, message) => dead.push([run, message]));
+  for (const worker of workers.slice(1)) worker.say({ kind: "ready" });
+  const busy = runs.map((run) => workers.find((worker) => worker.runs.includes(run))!);
+  for (const worker of busy) worker.hung = true;
+  const began = performance.now();
+  while (dead.length < runs.length) await sleep(10);
+  const took = performance.now() - began;
+  assert(took > 4 * 80, `each of four has a fifth of the core, beside the engine: ${took} ms`);
+  assert(dead.every(([, message]) => /ran for 0\.\d s without awaiting; the limit is 0\.08 s$/.test(message)), dead.join());
+  const shares = busy[0]!.got.flatMap((message) => (message.kind === "ping" ? [message.share] : []));
+  assert.equal(shares[0], 1, "nobody was busy when it was asked");
+  made.dispose();
+});
+
 test("a worker that cannot start fails the runs that wait, and `ready`", async () => {
   const { pool: made, workers } = pool();
   const dead: string[] = [];

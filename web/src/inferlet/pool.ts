@@ -22,8 +22,10 @@ export interface PoolOptions {
   readonly most?: number;
   /** Runs of one worker. Browsers keep the memory of instances that ended, some 17 MB each, until it pleases them; that of a worker goes with it. */
   readonly runs?: number;
-  /** How long a step may take. */
+  /** How long a step may take, of the inferlet's own time as far as the page can tell: see `share`. */
   readonly stepSeconds?: number;
+  /** Cores of the machine. Where they are not given, nobody is taken to wait for another. */
+  readonly cores?: number;
   readonly makeWorker?: (base: string) => WorkerLike;
 }
 
@@ -38,9 +40,9 @@ interface Entry {
   job: Job | null;
   /** Those that it may still be given. */
   runs: number;
-  /** When the ping that is not answered yet was sent; null: none is out. */
-  asked: number | null;
-  /** The time of that ping was counted anew, once, since the page had been stopped. */
+  /** Milliseconds of its own since the ping that is not answered yet was sent; null: none is out. */
+  used: number | null;
+  /** The time during which the page was stopped was left out, once. */
   pardoned: boolean;
 }
 
@@ -67,6 +69,7 @@ export class InferletPool {
   readonly #most: number;
   readonly #runs: number;
   readonly #stepMs: number;
+  readonly #cores: number;
   readonly #makeWorker: (base: string) => WorkerLike;
   readonly #entries = new Set<Entry>();
   readonly #queue: Job[] = [];
@@ -86,6 +89,7 @@ export class InferletPool {
     this.#most = options.most ?? 32;
     this.#runs = options.runs ?? 2;
     this.#stepMs = (options.stepSeconds ?? 10) * 1000;
+    this.#cores = options.cores ?? Infinity;
     this.#makeWorker = options.makeWorker ?? startWorker;
     this.#refill();
   }
@@ -132,7 +136,7 @@ export class InferletPool {
 
   #start(): Entry {
     const worker = this.#makeWorker(this.#base);
-    const entry: Entry = { worker, state: "starting", job: null, runs: this.#runs, asked: null, pardoned: false };
+    const entry: Entry = { worker, state: "starting", job: null, runs: this.#runs, used: null, pardoned: false };
     this.#entries.add(entry);
     worker.onmessage = ({ data }) => this.#receive(entry, data);
     worker.onerror = (event) => this.#die(entry, "WorkerFailed", `the inferlet's worker failed: ${event.message || "it could not be loaded"}`);
@@ -161,7 +165,7 @@ export class InferletPool {
         this.#trim();
         break;
       case "pong":
-        entry.asked = null;
+        entry.used = null;
         break;
       case "ended":
         if (entry.job !== null) entry.job.ended = true;
@@ -185,7 +189,7 @@ export class InferletPool {
       if (job === undefined) break;
       entry.state = "running";
       entry.job = job;
-      entry.asked = null;
+      entry.used = null;
       job.entry = entry;
       const last = --entry.runs === 0;
       entry.worker.postMessage({ kind: "attach", run: job.run, port: job.port, last }, [job.port]);
@@ -260,31 +264,33 @@ export class InferletPool {
     this.#timer = setInterval(() => this.#look(), Math.min(MOST_INTERVAL, this.#stepMs / 4));
   }
 
-  /** A worker answers a ping between steps; the time since a ping went out is at most the time of its step. */
+  /** What a worker that computes has of a core, beside the others that do and the engine. Browsers tell nobody a thread's own time. */
+  #share(busy: number): number {
+    return Math.min(1, this.#cores / (busy + 1));
+  }
+
+  /** A worker answers a ping between steps; its share of the time since a ping went out is at most what its step has used. */
   #look(): void {
     const now = performance.now();
-    const asleep = now - this.#looked > 4 * MOST_INTERVAL; // the page itself was stopped, and with it perhaps the workers
+    const passed = now - this.#looked;
+    const asleep = passed > 4 * MOST_INTERVAL; // the page itself was stopped, and with it perhaps the workers
     this.#looked = now;
-    let running = 0;
-    for (const entry of [...this.#entries]) {
-      if (entry.state !== "running") continue;
-      running++;
-      if (entry.asked === null) {
-        entry.asked = now;
+    const entries = [...this.#entries].filter(({ state }) => state === "running");
+    const share = this.#share(entries.filter(({ used }) => used !== null).length);
+    for (const entry of entries) {
+      if (entry.used === null) {
+        entry.used = 0;
         entry.pardoned = false;
-        entry.worker.postMessage({ kind: "ping", n: ++this.#pings });
-      } else if (asleep && !entry.pardoned) {
-        entry.asked = now;
-        entry.pardoned = true;
-      } else if (now - entry.asked > this.#stepMs) {
-        const seconds = ((now - entry.asked) / 1000).toFixed(1);
-        this.#die(
-          entry,
-          "CpuBudgetExceeded",
-          `the inferlet ran for ${seconds} s without awaiting; the limit is ${this.#stepMs / 1000} s`,
-        );
+        entry.worker.postMessage({ kind: "ping", n: ++this.#pings, share });
+        continue;
       }
+      if (asleep && !entry.pardoned) entry.pardoned = true;
+      else entry.used += passed * share;
+      if (entry.used <= this.#stepMs) continue;
+      const seconds = (entry.used / 1000).toFixed(1);
+      this.#die(entry, "CpuBudgetExceeded", `the inferlet ran for ${seconds} s without awaiting; the limit is ${this.#stepMs / 1000} s`);
     }
+    const running = entries.length;
     if (running === 0 && this.#timer !== null) {
       clearInterval(this.#timer);
       this.#timer = null;

@@ -29,12 +29,17 @@ export class InferletWorker {
   /** Never rejects: what goes wrong is posted. */
   async receive(message: ToInferlet): Promise<void> {
     try {
-      if (message.kind === "ping") this.#post({ kind: "pong", n: message.n });
+      if (message.kind === "ping") this.#pong(message);
       else if (message.kind === "init") await this.#init(message);
       else await this.#attach(message);
     } catch (error) {
       this.#post({ kind: "failed", error: errorData(error, "LoadError") });
     }
+  }
+
+  #pong({ n, share }: Extract<ToInferlet, { kind: "ping" }>): void {
+    if (this.#session !== null) this.#session.share = share;
+    this.#post({ kind: "pong", n });
   }
 
   async #init(message: Init): Promise<void> {

@@ -33,13 +33,19 @@ interface Run {
 }
 
 /** Drive a guest with a scripted engine: outputs are letters, sleeps end at once. */
-async function run(guest: (call: (op: string, payload: string) => string) => Promise<Guest>, source = "", limits: Limits = LIMITS): Promise<Run> {
+async function run(
+  guest: (call: (op: string, payload: string) => string) => Promise<Guest>,
+  source = "",
+  limits: Limits = LIMITS,
+  refuses: (name: string, fields: Record<string, unknown>) => object | null = () => null,
+): Promise<Run> {
   const { port1, port2 } = new MessageChannel();
   let session: Session | null = null;
   const opened = await guest((op, payload) => session?.host.call(op, payload) ?? "");
   const result: Run = { ops: [], answers: [], fault: null, clean: false };
   return new Promise((resolve) => {
     let events: unknown[] = [];
+    let refused: object[] = [];
     let letters = 0;
     let clean: boolean | null = null;
     const finish = (): void => {
@@ -54,7 +60,9 @@ async function run(guest: (call: (op: string, payload: string) => string) => Pro
       if (kind === "op") {
         const [name, fields] = rest as [string, Record<string, unknown>];
         result.ops.push([name, fields]);
-        if (name === "submit") events.push(...(fields["outs"] as number[]).map((id) => [id, true, 65 + (letters++ % 26)]));
+        const refusal = refuses(name, fields);
+        if (refusal !== null) refused.push(refusal);
+        else if (name === "submit") events.push(...(fields["outs"] as number[]).map((id) => [id, true, 65 + (letters++ % 26)]));
         else if (name === "sleep") events.push([fields["f"], true, null]);
       } else if (kind === "fault") {
         result.fault = rest[0] as Run["fault"];
@@ -62,7 +70,10 @@ async function run(guest: (call: (op: string, payload: string) => string) => Pro
       } else {
         const answer = rest[0] as Record<string, unknown>;
         result.answers.push(answer);
-        if (answer["s"] === "pending") {
+        if (answer["s"] === "pending" && refused.length > 0) {
+          port1.postMessage(`["refused",${JSON.stringify(refused)}]`);
+          refused = [];
+        } else if (answer["s"] === "pending") {
           port1.postMessage(`["resume",${JSON.stringify(events)}]`);
           events = [];
         } else finish();
@@ -149,4 +160,52 @@ test("the seed's example", needs, async () => {
   assert.deepEqual(answers.at(-1), { s: "done", r: { text: "ABCDEFGH" } });
   assert.equal(ops.filter(([name]) => name === "submit").length, 8);
   assert(clean);
+});
+
+// What only the engine can refuse: the inferlet hears of it where it awaits, or at its next call.
+const COMMIT = `
+import asyncio
+from inferlet import send, sleep
+from inferlet.errors import InvalidState
+from inferlet.eta import *
+
+async def main(input):
+    ws, pipe, fwd, told = WorkingSet(), Pipeline(), ForwardPass(), []
+    fwd.embed([1, 2])
+    fwd.state([ws], StateGeometry.buffered())
+    out = fwd.epilogue(lambda: reduce_argmax(intrinsics.output(0, "logits")))
+    pipe.submit(fwd)
+    ws.commit(1)
+    try:
+        BODY
+    except InvalidState as error:
+        told.append(str(error))
+    finally:
+        told.append("finally")
+    return told
+`;
+const refuseCommit = (name: string): object | null =>
+  name === "ws.commit" ? { futures: [], error: { type: "InvalidState", message: "ws.commit: no", held: 3 } } : null;
+
+for (const [where, body] of [
+  ["at what is awaited", "await out"],
+  ["at the next call, where only the loop's own alarm is awaited", "await sleep(0.001); ws.discard()"],
+] as const) {
+  test(`what the engine refuses is raised ${where}`, needs, async () => {
+    const { answers, clean } = await run(python, COMMIT.replace("BODY", body), LIMITS, refuseCommit);
+    assert.deepEqual(answers.at(-1), { s: "done", r: ["ws.commit: no", "finally"] });
+    assert(clean);
+  });
+}
+
+test("a refused op that has an answer rejects that future", needs, async () => {
+  const refuse = (name: string, fields: Record<string, unknown>): object | null =>
+    name === "submit" ? { futures: fields["outs"], error: { type: "InvalidState", message: "submit: no" } } : null;
+  const { answers } = await run(python, COMMIT.replace("BODY", "await out"), LIMITS, refuse);
+  assert.deepEqual(answers.at(-1), { s: "done", r: ["submit: no", "finally"] });
+});
+
+test("what nobody has heard when main returns fails the run", needs, async () => {
+  const { fault } = await run(python, COMMIT.replace("BODY", "await sleep(0.001)"), LIMITS, refuseCommit);
+  assert.deepEqual(fault, { type: "InvalidState", message: "ws.commit: no" });
 });

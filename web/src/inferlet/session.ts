@@ -2,7 +2,7 @@
 
 import { portMessage, splitMessage } from "../messages.js";
 import { type Fault, faultOf, type Guest } from "./guest.js";
-import { Host } from "./host.js";
+import { Host, type Refused } from "./host.js";
 import { type Limits, LIMITS, MEMORY_BYTES } from "./limits.js";
 import { Outbox } from "./outbox.js";
 import type { TextService } from "./text.js";
@@ -16,11 +16,14 @@ export interface Port {
 
 export class Session {
   readonly host: Host;
+  /** What the inferlet has of a core while it computes, as the page saw it last: so much of a step's time is its own. */
+  share = 1;
   readonly #port: Port;
   readonly #guest: Guest;
   readonly #limits: Limits;
   readonly #outbox: Outbox;
   readonly #onEnd: (clean: boolean) => void;
+  #last = ""; // answer
   #seconds = 0;
   #ended = false;
 
@@ -39,6 +42,8 @@ export class Session {
     if (this.#ended) return;
     const [kind, body] = splitMessage(message);
     if (kind === "start" || kind === "resume") this.#step(kind, body);
+    else if (kind === "limits") this.host.beginEngine(body);
+    else if (kind === "refused") this.#refused(JSON.parse(body) as Refused[]);
     else this.#fault({ type: "HostError", message: `the engine sent ${kind.slice(0, 40)}, which is no message of the ABI` });
   }
 
@@ -53,7 +58,7 @@ export class Session {
       this.#fault(faultOf(error, MEMORY_BYTES));
       return;
     }
-    this.#seconds += (performance.now() - began) / 1000;
+    this.#seconds += (this.share * (performance.now() - began)) / 1000;
     const { text, totalSeconds } = this.#limits;
     if (answer.length > text) {
       const [got, limit] = [answer.length, text].map((n) => n.toLocaleString("en"));
@@ -63,8 +68,22 @@ export class Session {
     } else this.#conclude(answer);
   }
 
+  /** The engine refused what was posted in the last step: the inferlet hears of it before anything else. */
+  #refused(refused: readonly Refused[]): void {
+    const { w } = JSON.parse(this.#last) as { w?: number[] };
+    const events = this.host.refuse(refused, w ?? []);
+    if (events.length > 0) this.#step("resume", JSON.stringify(events));
+    else this.#outbox.end(portMessage("answer", this.#last));
+  }
+
   #conclude(answer: string): void {
     const state = stateOf(answer);
+    const { untold } = this.host;
+    if (state === "done" && untold !== null) {
+      this.#fault({ type: untold.kind, message: untold.message });
+      return;
+    }
+    this.#last = answer;
     if (state === null) {
       this.#fault({ type: "GuestFault", message: `the guest answered ${answer.slice(0, 200)}, which is no state of the ABI` });
       return;

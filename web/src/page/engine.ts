@@ -1,6 +1,6 @@
 // The main thread's end of the engine worker: boots it, routes what it says, and turns its death into errors. Computes nothing.
 
-import { Cancelled, errorFrom, LoadError, PieError, UNREACHED, type ErrorData } from "../errors.js";
+import { Cancelled, DeviceUnavailable, errorFrom, LoadError, PieError, UNREACHED, type ErrorData } from "../errors.js";
 import type { DeviceChoice, FromEngine, PieInfo, Progress, TextSpec, ToEngine } from "../messages.js";
 
 export interface BootOptions {
@@ -16,9 +16,13 @@ export interface BootOptions {
 export interface RunListener {
   message(value: string): void;
   log(level: string, text: string): void;
+  /** One of the values delivered waits no longer. */
+  received(): void;
   done(value: string): void;
   failed(error: PieError): void;
 }
+
+type StartRun = Extract<ToEngine, { kind: "run" }>;
 
 interface Pending {
   resolve(value: unknown): void;
@@ -85,11 +89,11 @@ export class EngineClient {
     return engine;
   }
 
-  /** Start a run whose inferlet holds the other end of `port`. `listener` hears of it until it ends. */
-  start(run: number, port: MessagePort, source: string, name: string, input: string, listener: RunListener): void {
+  /** Start a run whose inferlet holds the other end of `port`. `receives`: whether `deliver` may be called. `listener` hears of it until it ends. */
+  start(run: number, port: MessagePort, program: Omit<StartRun, "kind" | "run" | "port">, listener: RunListener): void {
     if (this.failure) return listener.failed(this.failure);
     this.#runs.set(run, listener);
-    this.#send({ kind: "run", run, port, source, name, input }, [port]);
+    this.#send({ kind: "run", run, port, ...program }, [port]);
   }
 
   /** JSON text for the inferlet's `receive`. */
@@ -152,7 +156,9 @@ export class EngineClient {
       case "failed":
         return this.#booting?.(message);
       case "lost":
-        return this.#fail(errorFrom(message.error));
+        return this.#fail(this.#lost(message.error));
+      case "received":
+        return this.#runs.get(message.run)?.received();
       case "message":
         return this.#runs.get(message.run)?.message(message.value);
       case "log":
@@ -164,6 +170,12 @@ export class EngineClient {
       case "reply":
         return this.#answered(message.id, message.value, message.error);
     }
+  }
+
+  /** What ended the engine; during the load it is a LoadError. */
+  #lost(error: ErrorData): PieError {
+    if (this.#failBoot === null) return errorFrom(error);
+    return error.name === "DeviceLost" ? new DeviceUnavailable(error.message) : new LoadError(error.message);
   }
 
   #finished(run: number): RunListener | undefined {

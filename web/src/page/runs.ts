@@ -15,6 +15,8 @@ export interface RunRequest {
   log: (level: string, text: string) => void;
   /** Opened when the run starts. */
   inbox: Inbox;
+  /** False where nobody sends: then a `receive` that nothing else helps is a Deadlock. */
+  receives: boolean;
   signal: AbortSignal | undefined;
 }
 
@@ -55,7 +57,7 @@ export class Runs {
     return this.#engine.failure ?? new Cancelled("the run ended with its Pie, which was disposed");
   }
 
-  #run(pool: InferletPool, { source, name, input, message, log, inbox, signal }: RunRequest): Promise<string> {
+  #run(pool: InferletPool, { source, name, input, message, log, inbox, receives, signal }: RunRequest): Promise<string> {
     const run = ++this.#count;
     const { port1, port2 } = new MessageChannel();
     const closing = this.#closing.signal;
@@ -90,9 +92,10 @@ export class Runs {
       if (signal?.aborted) return cancel();
       if (closing.aborted) return close();
 
-      this.#engine.start(run, port1, source, name, input, {
+      this.#engine.start(run, port1, { source, name, input, receives }, {
         message: (value) => guarded(() => message(value)),
         log: (level, text) => guarded(() => log(level, text)),
+        received: () => inbox.received(),
         done: (value) => {
           settle();
           if (lease !== null) setTimeout(() => lease?.release(), SETTLE_MS);
@@ -119,7 +122,7 @@ export class Runs {
 
   async #ready(): Promise<InferletPool> {
     if (this.#closing.signal.aborted) throw new PieError("this Pie was disposed: load another");
-    const pool = (this.#pool ??= new InferletPool({ base: this.#base, text: this.#engine.text, ...this.#stepSeconds }));
+    const pool = (this.#pool ??= new InferletPool({ base: this.#base, text: this.#engine.text, cores: navigator.hardwareConcurrency, ...this.#stepSeconds }));
     try {
       await pool.ready();
     } catch (error) {
