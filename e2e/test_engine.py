@@ -202,8 +202,8 @@ def test_a_lost_gpu_process_is_an_error_in_words(browser: Browser, tiny_tab: Tab
     assert tab.value(GENERATE, {"prompt": PROMPT, "n": 1})["tokens"]
     browser.new_browser_cdp_session().send("Browser.crashGpuProcess")
     tab.wait("failed")
-    assert tab.at("error-type").text_content() == "The device is not available"
-    assert "WebGPU device is gone" in tab.at("error-message").text_content()
+    assert tab.at("error-type").text_content() == "The device was lost"
+    assert "WebGPU device was lost, and every run with it; load again" in tab.at("error-message").text_content()
     assert tab.at("run").is_disabled()
     tab.at("load").click()  # a new load finds the new GPU process
     tab.wait("ready")

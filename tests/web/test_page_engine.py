@@ -17,6 +17,7 @@ from pie_core.engine.loop import Engine
 from pie_core.engine.model_runner import ModelRunner
 from pie_core.eta import Model, intrinsics, reduce_argmax, trace_epilogue
 from pie_core.eta.trace import Traced
+from pie_core.host.deadlock import NOBODY_SENDS
 from pie_core.weights import open_gguf
 from pie_server.adapters.cpu_module import open_cpu_device
 from pie_server.build.cpu_module import cpu_module
@@ -167,6 +168,10 @@ ENDS = {
     "fault": ("Trap", "unreachable"),
     "fault without words": ("GuestFault", "ended without a reason"),
     "fault while it waits": ("Trap", "later"),
+    "deep input": ("InputNotJson", "the program's input must be a JSON value: it is nested deeper than 200 levels"),
+    "deep value": ("HostError", "a value for receive() must be a JSON value: it is nested deeper than 200 levels"),
+    "deep answer": ("ValueError", "nested deeper than 200 levels"),
+    "deep op": ("UsageError", "send: the payload is not JSON: it is nested deeper than 200 levels"),
     "no JSON": ("JSONDecodeError", "line 1"),
     "no state": ("GuestFault", "no state of the ABI"),
     "deadlock": ("Deadlock", "no pass, message or timer"),
@@ -183,22 +188,47 @@ def test_a_run_ends_with_its_reason_and_gives_its_pages_back(report: Report, nam
     error = found["last"]["error"]
     assert (found["last"]["kind"], error["name"], error["fields"]["type"]) == ("error", "InferletError", kind)
     assert words in error["message"]
-    assert (found["said"], found["pages"]) == ([], 0)
+    assert (found["said"], found["pages"], found["instances"]) == ([], 0, 0)
+
+
+TOLD = {
+    "refused and told": [
+        {"futures": [], "error": {"type": "UsageError", "message": "ws.drop: id 7 is unknown, or was dropped; a working set is needed"}},
+        {"futures": [1], "error": {"type": "UsageError", "message": "ws.length: id 8 is unknown, or was dropped; a working set is needed"}},
+        {"futures": [3, 4], "error": {"type": "UsageError", "message": "submit: id 2 is unknown, or was dropped; a pipeline is needed"}},
+    ],
+    "refused with a future, unheard": 1,
+    "nobody sends": [[1, False, {"type": "Deadlock", "message": NOBODY_SENDS}]],
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_an_inferlet_that_goes_on_is_told_what_was_refused(report: Report, name: str) -> None:
+    found = report["scenarios"][name]
+    assert (found["last"]["kind"], json.loads(found["last"]["value"])) == ("result", TOLD[name])
+
+
+def test_python_that_failed_for_good_is_told_once(report: Report) -> None:
+    assert report["fatal"] == ["the engine's Python failed and cannot go on (Maximum call stack size exceeded)"]
 
 
 def test_what_a_run_says_comes_in_order_before_its_result(report: Report) -> None:
     found = report["scenarios"]["talks"]
+    assert found["received"] == 1
     assert found["last"] == {"kind": "result", "run": found["last"]["run"], "value": '{"ü":null}'}
     assert [each["value"] for each in found["said"] if each["kind"] == "message"] == ['"ready"', '"[[1,true,{\\"a\\":[1]}]]"']
     assert [(each["level"], each["text"]) for each in found["said"] if each["kind"] == "log"] == [("info", "hi")]
 
 
+DUMP = ["Stack (most recent call first):", "  <no Python frame>"]  # Python's own, of the failure that ends the script
+
+
 def test_however_runs_end_the_console_stays_clean(report: Report) -> None:
-    assert report["console"] == [], "\n".join(report["console"])
+    assert report["console"] == DUMP, "\n".join(report["console"])
 
 
 def test_every_scenario_is_looked_at(report: Report) -> None:
-    assert set(report["scenarios"]) == {*ENDS, "talks"}
+    assert set(report["scenarios"]) == {*ENDS, *TOLD, "talks"}
 
 
 def test_a_kv_pool_that_does_not_fit_is_told_by_its_option(report: Report) -> None:

@@ -8,6 +8,7 @@ import type { EngineStats, FromEngine, PieInfo, ToEngine } from "../messages.js"
 import { openModel } from "../model/index.js";
 import type { ByteSource } from "../model/source.js";
 import { compileKernels } from "./cpu.js";
+import { onFatal } from "./fatal.js";
 import { Host } from "./host.js";
 import { RunPort } from "./link.js";
 import type { Boot, Page } from "./page.js";
@@ -128,12 +129,6 @@ export class EngineService {
       source?.close(); // the weights are on the device; the file is free for other tabs
     }
   }
-}
-
-/** Call `tell` once Python has failed for good: then nothing that waits for it ever hears of anything. Pyodide has no public word for it. */
-export function onFatal(python: PyodideAPI, tell: (words: string) => void): void {
-  const { _api } = python as unknown as { _api: { on_fatal?: (error: unknown) => void } };
-  _api.on_fatal = (error) => tell(`the engine's Python failed and cannot go on (${error instanceof Error ? error.message : String(error)})`);
 }
 
 function stopIf(signal: AbortSignal): void {

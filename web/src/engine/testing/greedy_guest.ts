@@ -29,6 +29,7 @@ export function serveGreedy(port: MessagePort, job: GreedyJob): void {
   };
   port.onmessage = ({ data }: MessageEvent<string>) => {
     const [kind, body] = splitMessage(data);
+    if (kind === "limits") return;
     if (kind === "start") {
       post("ws.new", { ws: SET });
       post("pipe.new", { pipe: PIPE });

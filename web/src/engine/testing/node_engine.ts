@@ -63,11 +63,11 @@ export class NodeEngine {
     return JSON.parse(last.value) as number[];
   }
 
-  /** Start a run over `port`; its result or error. */
-  run(port: MessagePort): Promise<FromEngine> {
+  /** Start a run over `port`; its result or error. `receives`: whether the test may send it values. */
+  run(port: MessagePort, input = "{}", receives = true): Promise<FromEngine> {
     const run = ++this.#next;
     const ended = new Promise<FromEngine>((resolve) => this.#waiting.set(run, resolve));
-    this.page.run(run, new RunPort(port), "", "test", "{}");
+    this.page.run(run, new RunPort(port, receives), "", "test", input);
     return ended;
   }
 

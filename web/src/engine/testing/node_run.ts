@@ -4,6 +4,7 @@
 // `probe`: Python that defines `async def probe(page) -> str`, run on the live engine; it gives JSON text.
 
 import { LoadError } from "../../errors.js";
+import { onFatal } from "../fatal.js";
 import { type NodeEngineOptions, NodeEngine } from "./node_engine.js";
 import type { GreedyJob } from "./greedy_guest.js";
 import { play, SCENARIOS } from "./scenarios.js";
@@ -47,5 +48,15 @@ for (const kvPoolBytes of task.pools ?? []) {
   const failed: unknown = await NodeEngine.open({ ...task.engine, kvPoolBytes }, engine.python).then(() => null, (error: unknown) => error);
   pools.push(failed instanceof LoadError ? failed.toData() : String(failed));
 }
-console.log(JSON.stringify({ readyMs, rounds, scenarios, probed, stats, facts, left: await left, pools }));
+const fatal: string[] = [];
+onFatal(engine.python, (words) => fatal.push(words));
+const { error } = console;
+console.error = () => undefined; // Pyodide writes of it, too
+try {
+  (engine.python as unknown as { _api: { fatal_error(error: Error): void } })._api.fatal_error(new RangeError("Maximum call stack size exceeded"));
+} catch {
+  // it throws what it was given
+}
+console.error = error;
+console.log(JSON.stringify({ fatal, readyMs, rounds, scenarios, probed, stats, facts, left: await left, pools }));
 process.exit(0);

@@ -1,7 +1,6 @@
 // Runs that end in other ways than with a program's result: what the page's engine makes of each.
 
-import type { FromEngine } from "../../messages.js";
-import { opMessage, portMessage } from "../../messages.js";
+import { opMessage, portMessage, splitMessage } from "../../messages.js";
 import type { NodeEngine } from "./node_engine.js";
 
 type Answer = (...messages: readonly string[]) => void;
@@ -9,18 +8,36 @@ type Answer = (...messages: readonly string[]) => void;
 interface Scenario {
   readonly step: (reply: Answer, body: string, count: number) => void;
   readonly then?: (engine: NodeEngine) => void;
+  readonly input?: string;
+  readonly receives?: boolean;
 }
 
 const op = (name: string, payload: object): string => opMessage(name, JSON.stringify(payload));
 const answer = (value: object): string => portMessage("answer", JSON.stringify(value));
 const pending = (...w: number[]): string => answer({ s: "pending", w });
 const done = (r: unknown): string => answer({ s: "done", r });
+const sleeps = op("sleep", { ms: 60_000, f: 9 });
+const deep = "[".repeat(5000) + "]".repeat(5000);
+/** The inferlet goes on and is told; the body of that message is its result. */
+const told = (...ops: string[]): Scenario => ({
+  step: (reply, body, count) => (count === 0 ? reply(...ops, sleeps, pending(9)) : reply(done(JSON.parse(body)))),
+});
 const prompt = [5, 6, 7, 8];
 const pass = { pipe: 2, tokens: prompt, ws: [1], geo: { mode: "folding", window: 0, sinks: 0 } };
 
 export const SCENARIOS: Readonly<Record<string, Scenario>> = {
   refused: { step: (reply) => reply(op("ws.drop", { ws: 7 }), done(1)) },
-  malformed: { step: (reply) => reply('["op","ws.new",{"ws":]', pending(9)) },
+  "refused with a future, unheard": { step: (reply) => reply(op("ws.length", { ws: 7, f: 1 }), done(1)) },
+  "refused and told": told(op("ws.drop", { ws: 7 }), op("ws.length", { ws: 8, f: 1 }), op("submit", { ...pass, outs: [3, 4] })),
+  "deep input": { step: () => undefined, input: deep },
+  "deep value": { step: (reply) => reply(sleeps, pending(9)), then: (engine) => engine.page.deliver(engine.lastRun, deep) },
+  "deep answer": { step: (reply) => reply(portMessage("answer", `{"s":"done","r":${deep}}`)) },
+  "deep op": { step: (reply) => reply(opMessage("send", `{"value":${deep}}`), done(1)) },
+  "nobody sends": {
+    step: (reply, body, count) => (count === 0 ? reply(op("receive", { f: 1 }), pending(1)) : reply(done(JSON.parse(body)))),
+    receives: false,
+  },
+  malformed: { step: (reply) => reply('["op","ws.new",{"ws":]', done(1)) },
   "unknown op": { step: (reply) => reply(op("rm", {}), done(1)) },
   "sync op": { step: (reply) => reply(op("encode", { text: "a" }), done(1)) },
   "answer twice": { step: (reply) => reply(op("sleep", { ms: 60_000, f: 1 }), pending(1), pending(1), op("ws.new", { ws: 1 })) },
@@ -54,26 +71,29 @@ export const SCENARIOS: Readonly<Record<string, Scenario>> = {
   },
 };
 
-/** How it ended, what was said before, and the pages still held. */
-export async function play(engine: NodeEngine, { step, then }: Scenario): Promise<{ last: FromEngine; said: FromEngine[]; pages: number }> {
+/** How it ended, what was said before, how many values were received, and the pages and instances still held. */
+export async function play(engine: NodeEngine, { step, then, input, receives }: Scenario): Promise<object> {
   const { port1, port2 } = new MessageChannel();
   const from = engine.messages.length;
   let count = 0;
   const stepped = new Promise<void>((resolve) => {
     port2.onmessage = ({ data }: MessageEvent<string>) => {
-      const body = data.slice(data.indexOf(",") + 1, -1);
+      const [kind, body] = splitMessage(data);
+      if (kind === "limits") return;
       step((...messages) => messages.forEach((message) => port2.postMessage(message)), count === 0 ? "" : body, count);
       count++;
       setTimeout(resolve, 20); // the engine has heard it
     };
   });
-  const ended = engine.run(port1);
-  await stepped;
+  const ended = engine.run(port1, input, receives);
+  await Promise.race([stepped, ended]);
   then?.(engine);
   const last = await ended;
   port2.close();
   await new Promise((resolve) => setTimeout(resolve, 20)); // a step in flight lands
-  const said = engine.messages.slice(from).filter(({ kind }) => kind === "message" || kind === "log");
-  const { engine: counters } = JSON.parse(engine.page.stats()) as { engine: { pages_used: number } };
-  return { last, said, pages: counters.pages_used };
+  const messages = engine.messages.slice(from);
+  const said = messages.filter(({ kind }) => kind === "message" || kind === "log");
+  const received = messages.filter(({ kind }) => kind === "received").length;
+  const { engine: counters } = JSON.parse(engine.page.stats()) as { engine: { pages_used: number; instances: number } };
+  return { last, said, received, pages: counters.pages_used, instances: counters.instances };
 }
