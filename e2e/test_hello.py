@@ -121,7 +121,6 @@ def test_keys_run_and_stop(tab: Tab) -> None:
 def test_the_second_visit_works_offline(kept: Any, tab: Tab) -> None:
     context, open_tab = kept
     tab.page.wait_for_function("() => navigator.serviceWorker.controller !== null")
-    tab.page.wait_for_timeout(1000)  # the files that were fetched before the service worker was there
     tab.page.close()  # its engine holds the model twice in memory
     context.set_offline(True)
     try:

@@ -15,13 +15,25 @@ pytestmark = pytest.mark.timeout(300)
 WIDE = """() => [...document.querySelectorAll("body *")].filter((e) => e.getBoundingClientRect().right > innerWidth + 1
   && !e.closest("pre, textarea, select")).map((e) => e.outerHTML.slice(0, 120))"""
 # Every control needs a name that a screen reader can say
-NAMELESS = """() => [...document.querySelectorAll("button, textarea, select, input, progress, [role]")].filter((e) => {
+NAMELESS = """() => [...document.querySelectorAll("button, textarea, select, input, progress, [role], [tabindex]")].filter((e) => {
   if (e.closest("[hidden]")) return false;
   const by = (e.getAttribute("aria-labelledby") ?? "").split(" ").map((id) => document.getElementById(id)?.textContent ?? "").join("");
   const label = [...(e.labels ?? [])].map((l) => l.textContent).join("");
   const live = ["alert", "status", "log"].includes(e.getAttribute("role"));
   return !(by + label + (e.getAttribute("aria-label") ?? "") + (e.tagName === "BUTTON" ? e.textContent : "")).trim() && !live;
 }).map((e) => e.outerHTML.slice(0, 120))"""
+# What can have the focus needs a role, and a name by which it is told
+ROLELESS = (
+    """() => [...document.querySelectorAll("[tabindex]")].filter((e) => !e.getAttribute("role")).map((e) => e.outerHTML.slice(0, 120))"""
+)
+# Words that do not fit the line they began in are broken inside
+BROKEN = """() => [...document.querySelectorAll(".facts dd, .facts dt")].flatMap(({firstChild: text}) =>
+  [...text.data.matchAll(/[^\\s-]+-?/g)].filter((word) => {
+    const range = document.createRange();
+    range.setStart(text, word.index);
+    range.setEnd(text, word.index + word[0].length);
+    return new Set([...range.getClientRects()].map((rect) => rect.top)).size > 1;
+  }).map((word) => word[0]))"""
 CONTRAST = """() => {
   const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
   const light = ([r, g, b]) => [r, g, b].map((v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
@@ -81,6 +93,20 @@ def test_nothing_scrolls_sideways_at_360_pixels(narrow: Any) -> None:
     assert tab.page.evaluate(WIDE) == []
 
 
+def test_facts_are_whole_words_at_twice_the_size(narrow: Any) -> None:
+    tab, _ = narrow
+    was = tab.at("model").text_content()
+    try:
+        tab.page.evaluate("document.documentElement.style.fontSize = '200%'")
+        tab.page.evaluate("document.querySelector('#model').textContent = 'SmolLM2-135M-Instruct, 8,192 tokens of context'")
+        assert tab.page.evaluate(BROKEN) == []
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360
+    finally:
+        tab.page.evaluate(
+            "was => { document.documentElement.style.fontSize = ''; document.querySelector('#model').textContent = was; }", was
+        )
+
+
 def test_colours_follow_the_scheme_and_can_be_read(narrow: Any) -> None:
     tab, scheme = narrow
     background = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -95,7 +121,8 @@ def test_names_roles_and_the_order_of_focus(narrow: Any) -> None:
     assert page.evaluate("crossOriginIsolated") is False
     assert page.evaluate("document.documentElement.lang") == "en" and page.title()
     assert page.evaluate("document.querySelectorAll('h1').length") == 1
-    assert page.evaluate(NAMELESS) == []
+    assert page.evaluate(NAMELESS) == [] and page.evaluate(ROLELESS) == []
+    assert tab.page.get_by_role("region", name="Result", exact=True).get_attribute("id") == "result"
     assert tab.at("error").get_attribute("role") == "alert" and tab.at("run-state").get_attribute("role") == "status"
     page.evaluate("document.activeElement.blur()")
     order = []

@@ -4,9 +4,9 @@ import example from "../../../inferlet_sdk/examples/hello.py?raw";
 import { Cancelled, Pie, PieError, type DeviceChoice } from "../pie.js";
 import { Drafts, sameDraft, type Draft } from "./draft.js";
 import { parseInput } from "./input.js";
-import { keepPage } from "./offline.js";
+import { keepPage, pageKept } from "./offline.js";
 import { View } from "./view.js";
-import { errorText } from "./words.js";
+import { errorText, stageText } from "./words.js";
 
 const query = new URLSearchParams(location.search);
 const view = new View();
@@ -22,22 +22,29 @@ window.pieHello = hello;
 
 let loading: AbortController | null = null;
 let running: AbortController | null = null;
+let runnable: Promise<void> = Promise.resolve(); // settles when a run needs nothing more from the server
+let loadedFor = ""; // the choice of the last load
 
 function deviceChoice(): DeviceChoice {
   const { value } = view.choice;
   return value === "webgpu" || value === "cpu" ? value : "auto";
 }
 
-async function load(): Promise<void> {
+/** Load the model for the device that is chosen; an engine that is there is given up first, and its run ends with `why`. */
+async function load(why = "the model is loaded anew"): Promise<void> {
   const control = new AbortController();
   loading?.abort();
   loading = control;
+  loadedFor = view.choice.value;
   view.noError();
   view.loading("loading", "Starting");
+  view.useButton(false);
   view.running("idle", false);
   const model = query.get("model");
+  let pie: Pie | null = null;
   try {
-    const pie = await Pie.load({
+    await unload(why);
+    pie = await Pie.load({
       device: deviceChoice(),
       ...(model === null ? {} : { model }),
       onProgress: (progress) => {
@@ -47,12 +54,14 @@ async function load(): Promise<void> {
     });
     if (loading !== control) return void pie.dispose();
     hello.pie = pie;
-    view.ready(pie.info());
-    view.running("idle", true);
-    void pie.failed.then((error) => lost(pie, error));
-    void pie.prepare().catch(() => undefined); // the first run says it better
+    await complete(pie, control.signal);
+    if (loading !== control || hello.pie !== pie) return;
+    view.loading("ready", "Ready");
+    view.facts(pie.info());
   } catch (error) {
-    if (loading !== control) return;
+    if (loading !== control || (pie !== null && hello.pie !== pie)) return; // given up, or lost, which is told there
+    if (pie !== null) void unload("the load was cancelled");
+    view.running("idle", false);
     if (error instanceof Cancelled) view.loading("stopped", "Not loaded: cancelled. What came already is kept.");
     else {
       view.loading("failed", "Not loaded");
@@ -61,6 +70,17 @@ async function load(): Promise<void> {
   } finally {
     if (loading === control) loading = null;
   }
+}
+
+/** The engine is there: get what programs need besides, so that from "Ready" on nothing is fetched. A run may be asked for already. */
+async function complete(pie: Pie, signal: AbortSignal): Promise<void> {
+  view.loading("loading", stageText({ stage: "component" }));
+  view.facts(pie.info());
+  void pie.failed.then((error) => lost(pie, error));
+  runnable = pie.prepare();
+  view.running("idle", true);
+  const cancelled = new Promise<never>((_, reject) => signal.addEventListener("abort", () => reject(new Cancelled("the load was cancelled"))));
+  await Promise.race([runnable.then(pageKept), cancelled]);
 }
 
 /** The engine died under us. */
@@ -84,16 +104,21 @@ async function unload(why: string): Promise<void> {
 async function run(): Promise<void> {
   const { pie } = hello;
   if (pie === null || running !== null) return;
-  const control = new AbortController();
-  view.clear();
   const { value: input, fault } = parseInput(view.input.value);
   view.inputFault(fault);
   if (fault !== null) return view.running("idle", true, "Not run");
+  const control = new AbortController();
   running = control;
   view.begin();
-  view.running("running", true, "Running");
-  const started = performance.now();
+  view.running("running", true, "Waiting for what programs need");
+  let started = performance.now();
   const took = (): string => `${((performance.now() - started) / 1000).toFixed(2)} s`;
+  const began = (): void => {
+    if (running !== control || control.signal.aborted) return;
+    started = performance.now();
+    view.running("running", true, "Running");
+  };
+  runnable.then(began, () => undefined); // why it failed is what the run rejects with
   let state = "";
   let value: unknown;
   try {
@@ -101,8 +126,8 @@ async function run(): Promise<void> {
       input,
       name: "hello.py",
       signal: control.signal,
-      onMessage: (message) => view.write(typeof message === "string" ? message : `${JSON.stringify(message)}\n`),
-      onLog: (level, text) => view.write(`${level}: ${text}\n`),
+      onMessage: (message) => (typeof message === "string" ? view.output.write(message) : view.output.line(JSON.stringify(message))),
+      onLog: (level, text) => view.output.line(`${level}: ${text}`),
     });
     state = `Done in ${took()}`;
   } catch (error) {
@@ -179,7 +204,8 @@ view.form.addEventListener("submit", (event) => {
 });
 view.stop.addEventListener("click", stop);
 view.load.addEventListener("click", () => (loading ? loading.abort() : void load()));
-view.choice.addEventListener("change", () => void unload("the device was changed").then(load));
+view.choice.addEventListener("change", () => view.useButton(view.choice.value !== loadedFor));
+view.use.addEventListener("click", () => void load("the device was changed"));
 document.addEventListener("keydown", (event) => {
   if (event.isComposing) return;
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
@@ -191,4 +217,4 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-void keepPage().then(load);
+void keepPage().then(() => load());

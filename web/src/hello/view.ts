@@ -1,12 +1,12 @@
 // The page's elements, and how states are shown in them.
 
 import type { PieInfo, Progress } from "../messages.js";
+import { keepingFocus } from "./focus.js";
+import { Output } from "./output.js";
 import { amountText, deviceText, stageText, type ErrorText } from "./words.js";
 
 export type LoadState = "loading" | "ready" | "failed" | "stopped";
 export type RunState = "idle" | "running" | "stopping";
-
-const OUTPUT_CHARS = 200_000; // what the page keeps of an inferlet's output
 
 function element<T extends HTMLElement>(id: string): T {
   const found = document.getElementById(id);
@@ -22,36 +22,45 @@ export class View {
   readonly stop = element<HTMLButtonElement>("stop");
   readonly load = element<HTMLButtonElement>("load");
   readonly choice = element<HTMLSelectElement>("choice");
+  readonly use = element<HTMLButtonElement>("use");
   readonly restore = element<HTMLButtonElement>("restore");
+  readonly output = new Output(element("output"), element("output-cut"));
   readonly #status = document.querySelector<HTMLElement>(".status")!;
   readonly #facts = document.querySelector<HTMLElement>(".facts")!;
   readonly #stage = element("stage");
   readonly #amount = element("amount");
   readonly #bar = element<HTMLProgressElement>("bar");
-  readonly #output = element("output");
+  readonly #outputBox = element("output");
   readonly #result = element("result");
   readonly #runState = element("run-state");
   readonly #error = element("error");
   readonly #inputError = element("input-error");
   readonly #line = element<HTMLButtonElement>("error-line");
   #counted: Progress | null = null;
-  #unwritten = "";
+  #waiting: ReturnType<typeof setInterval> | undefined;
 
   constructor() {
     this.#whenEmpty("nothing yet");
     this.#line.addEventListener("click", () => this.#showLine(Number(this.#line.dataset["line"])));
   }
 
-  /** `text` says what became of the load. */
+  /** `text` says what became of the load. Of the controls in this line one is there in every state, and keeps the focus. */
   loading(state: LoadState, text: string): void {
-    this.#status.dataset["state"] = state;
+    clearInterval(this.#waiting);
     this.#counted = null;
     setText(this.#stage, text);
     setText(this.#amount, "");
     this.#bar.removeAttribute("value");
-    this.#facts.hidden = true;
-    this.load.hidden = state === "ready";
-    this.load.textContent = state === "loading" ? "Cancel" : state === "stopped" ? "Load the model" : "Try again";
+    keepingFocus(
+      () => {
+        this.#status.dataset["state"] = state;
+        this.#facts.hidden = state !== "ready";
+        this.load.hidden = state === "ready";
+        this.load.textContent = state === "loading" ? "Cancel" : state === "stopped" ? "Load the model" : "Try again";
+      },
+      this.choice,
+      this.load,
+    );
   }
 
   /** Parts of a load go on side by side: one that counts bytes is shown before one that does not. */
@@ -59,28 +68,40 @@ export class View {
     const counts = progress.total > 0;
     if (!counts && this.#counted !== null) return;
     this.#counted = counts && progress.done < progress.total ? progress : null;
+    clearInterval(this.#waiting);
+    if (progress.stage === "waiting") {
+      const since = performance.now();
+      this.#waiting = setInterval(() => setText(this.#stage, stageText(progress, (performance.now() - since) / 1000)), 500);
+    }
     setText(this.#stage, stageText(progress)); // a live region: told only when the words change
     setText(this.#amount, amountText(progress));
     if (counts) this.#bar.value = progress.done / progress.total;
     else this.#bar.removeAttribute("value");
   }
 
-  ready({ model, device }: PieInfo): void {
-    this.loading("ready", "Ready");
+  /** The engine is there; what programs need besides may still be loading. */
+  facts({ model, device }: PieInfo): void {
     setText(element("model"), `${model.name}, ${model.context.toLocaleString("en")} tokens of context`);
     setText(element("device"), deviceText(device));
     this.#facts.hidden = false;
   }
 
+  /** The button beside the choice of a device: it acts, not the choice, so that arrow keys can pass by. */
+  useButton(shown: boolean): void {
+    keepingFocus(() => (this.use.hidden = !shown), this.choice, this.load);
+  }
+
   /** Which buttons work: `idle` needs a model to run anything. Without `text`, what was said of the last run stays. */
   running(state: RunState, ready: boolean, text?: string): void {
-    const focused = document.activeElement;
-    this.run.disabled = state !== "idle" || !ready;
-    this.stop.disabled = state !== "running";
     if (text !== undefined) setText(this.#runState, text);
-    // A button that is switched off drops the focus: keep it in the pair.
-    if (focused === this.run && this.run.disabled && !this.stop.disabled) this.stop.focus();
-    if (focused === this.stop && this.stop.disabled && !this.run.disabled) this.run.focus();
+    const stopped = document.activeElement === this.stop;
+    keepingFocus(
+      () => {
+        this.run.disabled = state !== "idle" || !ready;
+        this.stop.disabled = state === "idle"; // while it stops, pressing once more does no harm
+      },
+      ...(stopped ? [this.run, this.load, this.source] : [this.stop, this.load, this.source]),
+    );
   }
 
   /** What is wrong with the input, at its field; null takes it back. */
@@ -93,53 +114,28 @@ export class View {
 
   /** The button beside the program; null: there is nothing to restore. */
   restoreButton(text: string | null): void {
-    this.restore.hidden = text === null;
+    keepingFocus(() => (this.restore.hidden = text === null), this.source);
     if (text !== null) setText(this.restore, text);
   }
 
-  /** A run begins: its output comes into view. */
+  /** A run begins: what the last one left goes, and the output comes into view. */
   begin(): void {
-    this.#output.scrollIntoView({ block: "nearest" });
-  }
-
-  clear(): void {
-    this.#output.replaceChildren();
-    this.#unwritten = "";
+    this.output.clear();
     this.#result.textContent = "";
     this.#whenEmpty("");
-    this.#error.hidden = true;
-  }
-
-  /** Add to the output; written once a frame, however much comes. */
-  write(text: string): void {
-    if (this.#unwritten === "") requestAnimationFrame(() => this.flush());
-    this.#unwritten = (this.#unwritten + text).slice(-OUTPUT_CHARS);
-  }
-
-  flush(): void {
-    const text = this.#unwritten;
-    this.#unwritten = "";
-    if (text === "") return;
-    const output = this.#output;
-    const atEnd = output.scrollTop + output.clientHeight >= output.scrollHeight - 4;
-    output.append(text);
-    let kept = output.textContent?.length ?? 0;
-    while (kept > OUTPUT_CHARS && output.firstChild) {
-      kept -= output.firstChild.textContent?.length ?? 0;
-      output.firstChild.remove();
-    }
-    if (atEnd) output.scrollTop = output.scrollHeight;
+    this.noError();
+    this.#outputBox.scrollIntoView({ block: "nearest" });
   }
 
   /** The run has ended; `value` is undefined when it has no result. */
   ended(value: unknown): void {
-    this.flush();
+    this.output.flush();
     if (value !== undefined) this.#result.textContent = JSON.stringify(value, null, 2);
     this.#whenEmpty("none");
   }
 
   #whenEmpty(text: string): void {
-    this.#output.dataset["empty"] = this.#result.dataset["empty"] = text;
+    this.#outputBox.dataset["empty"] = this.#result.dataset["empty"] = text;
   }
 
   error({ title, message, line, traceback }: ErrorText): void {
@@ -155,7 +151,7 @@ export class View {
   }
 
   noError(): void {
-    this.#error.hidden = true;
+    keepingFocus(() => (this.#error.hidden = true), this.stop, this.source);
   }
 
   #showLine(line: number): void {

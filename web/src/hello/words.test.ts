@@ -16,6 +16,23 @@ test("progress in bytes, rate and time left, each only when known", () => {
   assert.equal(stageText({ ...progress, stage: "something new" }), "Loading: something new");
 });
 
+test("a server that does not answer: no rate and no time left, but when it is tried again", () => {
+  const waits = { ...progress, retrying: { attempt: 2, in: 4 } };
+  assert.equal(stageText(waits), "Downloading the model: waiting for the server");
+  assert.equal(amountText(waits), "45.2 of 98.4 MB, next try in 4 s");
+  assert.equal(amountText({ ...waits, retrying: { attempt: 2, in: 0 } }), "45.2 of 98.4 MB, trying again");
+  assert.equal(amountText({ ...waits, done: 0, total: 0 }), "next try in 4 s");
+});
+
+test("a file that is held for a moment is no other tab's yet", () => {
+  const waiting = { ...progress, stage: "waiting", done: 0, total: 0 };
+  assert.deepEqual([0, 2.9, 3].map((waited) => stageText(waiting, waited)), [
+    "Opening the model's file",
+    "Opening the model's file",
+    "Waiting for another tab that downloads the model",
+  ]);
+});
+
 test("durations", () => {
   assert.deepEqual([0.2, 59.1, 91, 3600, 9000].map(durationText), ["1 s", "60 s", "2 min", "60 min", "2.5 h"]);
 });

@@ -11,16 +11,26 @@ const STAGES: Readonly<Record<string, string>> = {
   device: "Opening the device",
   selftest: "Testing the device's kernels",
   weights: "Loading the model into the device",
+  component: "Loading Python for programs",
 };
 
-export function stageText({ stage }: Progress): string {
-  return STAGES[stage] ?? `Loading: ${stage}`;
+const BRIEF_WAIT_S = 3; // the worker of a page that was just reloaded lets its file go within so long
+
+/** `waited`: seconds for which this stage goes on. */
+export function stageText({ stage, retrying }: Pick<Progress, "stage" | "retrying">, waited = 0): string {
+  if (stage === "waiting" && waited < BRIEF_WAIT_S) return "Opening the model's file";
+  const text = STAGES[stage] ?? `Loading: ${stage}`;
+  return retrying === undefined ? text : `${text}: waiting for the server`;
 }
 
-/** "45.2 of 98.4 MB, 23.1 MB/s, 3 s left"; empty where nothing is counted. */
-export function amountText({ done, total, rate, eta }: Progress): string {
+/** "45.2 of 98.4 MB, 23.1 MB/s, 3 s left", or "45.2 of 98.4 MB, next try in 4 s"; what is not counted is left out. */
+export function amountText({ done, total, rate, eta, retrying }: Progress): string {
+  const parts = total > 0 ? [`${(done / 1e6).toFixed(1)} of ${(total / 1e6).toFixed(1)} MB`] : [];
+  if (retrying !== undefined) {
+    parts.push(retrying.in > 0 ? `next try in ${durationText(retrying.in)}` : "trying again");
+    return parts.join(", ");
+  }
   if (total <= 0) return "";
-  const parts = [`${(done / 1e6).toFixed(1)} of ${(total / 1e6).toFixed(1)} MB`];
   if (rate !== null && rate > 0) parts.push(`${(rate / 1e6).toFixed(1)} MB/s`);
   if (eta !== null && eta > 0) parts.push(`${durationText(eta)} left`);
   return parts.join(", ");
@@ -61,6 +71,7 @@ const TITLES: Readonly<Record<string, string>> = {
   IntegrityError: "The model's file is not the right one",
   StorageError: "The browser's storage failed",
   DeviceUnavailable: "The device is not available",
+  DeviceLost: "The device was lost",
   SelfTestFailed: "The device computes wrong numbers",
   PieError: "The engine failed",
 };
