@@ -111,7 +111,7 @@ def test_keys_run_and_stop(tab: Tab) -> None:
     tab.at("input").fill("{}")
     tab.at("source").press("Control+Enter")
     expect(tab.at("result")).to_have_text("1", timeout=READY_MS)
-    tab.at("source").fill("from inferlet import receive\n\nasync def main(input):\n    await receive()\n")
+    tab.at("source").fill("import asyncio\n\nasync def main(input):\n    await asyncio.sleep(1000)\n")
     tab.at("source").press("Control+Enter")
     expect(tab.at("stop")).to_be_enabled()
     tab.page.keyboard.press("Escape")

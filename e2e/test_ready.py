@@ -189,3 +189,31 @@ def test_output_that_is_cut_says_so_and_lines_begin_on_their_own(cpu_tab: Tab) -
         assert found.endswith(end) and "�" not in found
         assert tab.at("output-cut").text_content() == note and tab.at("output-cut").is_visible() == bool(note)
         assert len(found.encode("utf-16-le")) // 2 == (200_000 if note else len(end))
+
+
+def test_who_waits_for_a_message_that_this_page_cannot_send_is_told(cpu_tab: Tab) -> None:
+    tab = cpu_tab
+    tab.at("input").fill("{}")
+    tab.at("source").fill("from inferlet import receive\n\n\nasync def main(input):\n    return await receive()\n")
+    tab.at("run").click()
+    expect(tab.at("error")).to_be_visible(timeout=READY_MS)
+    assert (tab.at("error-type").text_content(), tab.at("error-line").text_content()) == ("Deadlock", "Go to line 5")
+    assert "sends none" in tab.at("error-message").text_content()
+
+
+def test_what_arrives_otherwise_than_it_was_is_told(cpu_tab: Tab) -> None:
+    """Numbers that JavaScript rounds, and an input that is nested too deeply for any program."""
+    tab = cpu_tab
+    tab.at("source").fill("async def main(input):\n    return [2**53 + 1]\n")
+    tab.at("run").click()
+    expect(tab.at("result-note")).to_have_text(re.compile("may be rounded"), timeout=READY_MS)
+    for _ in range(2):
+        tab.at("input").fill('{"a": ' + "[" * 5000 + "]" * 5000 + "}")
+        tab.at("run").click()
+        expect(tab.at("error")).to_be_visible(timeout=READY_MS)
+        assert tab.at("error-type").text_content() == "This cannot be run" and "nested" in tab.at("error-message").text_content()
+        assert tab.at("result-note").is_hidden() and tab.at("run").is_enabled()
+    tab.at("input").fill("{}")
+    tab.at("source").fill(MINE)
+    ran(tab)
+    assert tab.at("error").is_hidden()

@@ -125,6 +125,7 @@ async function run(): Promise<void> {
     value = await pie.run(view.source.value, {
       input,
       name: "hello.py",
+      receives: false, // there is nothing here to send with
       signal: control.signal,
       onMessage: (message) => (typeof message === "string" ? view.output.write(message) : view.output.line(JSON.stringify(message))),
       onLog: (level, text) => view.output.line(`${level}: ${text}`),

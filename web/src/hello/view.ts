@@ -3,7 +3,7 @@
 import type { PieInfo, Progress } from "../messages.js";
 import { keepingFocus } from "./focus.js";
 import { Output } from "./output.js";
-import { amountText, deviceText, stageText, type ErrorText } from "./words.js";
+import { amountText, deviceText, resultNote, stageText, type ErrorText } from "./words.js";
 
 export type LoadState = "loading" | "ready" | "failed" | "stopped";
 export type RunState = "idle" | "running" | "stopping";
@@ -32,6 +32,7 @@ export class View {
   readonly #bar = element<HTMLProgressElement>("bar");
   readonly #outputBox = element("output");
   readonly #result = element("result");
+  readonly #resultNote = element("result-note");
   readonly #runState = element("run-state");
   readonly #error = element("error");
   readonly #inputError = element("input-error");
@@ -121,7 +122,7 @@ export class View {
   /** A run begins: what the last one left goes, and the output comes into view. */
   begin(): void {
     this.output.clear();
-    this.#result.textContent = "";
+    this.#showResult(undefined);
     this.#whenEmpty("");
     this.noError();
     this.#outputBox.scrollIntoView({ block: "nearest" });
@@ -130,8 +131,15 @@ export class View {
   /** The run has ended; `value` is undefined when it has no result. */
   ended(value: unknown): void {
     this.output.flush();
-    if (value !== undefined) this.#result.textContent = JSON.stringify(value, null, 2);
+    this.#showResult(value);
     this.#whenEmpty("none");
+  }
+
+  #showResult(value: unknown): void {
+    setText(this.#result, value === undefined ? "" : JSON.stringify(value, null, 2));
+    const note = resultNote(value);
+    this.#resultNote.hidden = note === null;
+    setText(this.#resultNote, note ?? "");
   }
 
   #whenEmpty(text: string): void {

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { DeviceUnavailable, InferletError, NetworkError } from "../errors.js";
-import { amountText, deviceText, durationText, errorText, stageText } from "./words.js";
+import { amountText, deviceText, durationText, errorText, resultNote, stageText } from "./words.js";
 
 const progress = { stage: "download", done: 45_200_000, total: 98_400_000, rate: 23_100_000, eta: 2.3 };
 
@@ -54,4 +54,9 @@ test("errors: a program's by its type and line, ours by what could not be done",
 
 test("errors that are not ours keep their names", () => {
   assert.equal(errorText(new TypeError("no")).title, "TypeError");
+});
+
+test("a result whose digits may not be those of the program", () => {
+  for (const value of [2 ** 53, [{ a: [-(2 ** 53)] }], 1e300]) assert.match(resultNote(value) ?? "", /^Numbers beyond 9007199254740991 may be rounded here/);
+  for (const value of [undefined, null, 2 ** 53 - 1, "9007199254740993", [1.5, { a: {} }], []]) assert.equal(resultNote(value), null);
 });

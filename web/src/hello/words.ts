@@ -49,6 +49,16 @@ export function deviceText({ kind, name, description, software, why }: DeviceFac
   return `${where}${what ? `: ${what}` : ""}. ${sentence(why)}`;
 }
 
+/** What to know about a result that is shown; null: nothing. JavaScript's whole numbers end at 2^53, an inferlet's do not. */
+export function resultNote(value: unknown): string | null {
+  return holdsLarge(value) ? `Numbers beyond ${Number.MAX_SAFE_INTEGER} may be rounded here: return them as texts to see every digit.` : null;
+}
+
+function holdsLarge(value: unknown): boolean {
+  if (typeof value === "number") return Math.abs(value) > Number.MAX_SAFE_INTEGER;
+  return typeof value === "object" && value !== null && Object.values(value).some(holdsLarge);
+}
+
 export interface ErrorText {
   title: string;
   message: string;
@@ -73,6 +83,7 @@ const TITLES: Readonly<Record<string, string>> = {
   DeviceUnavailable: "The device is not available",
   DeviceLost: "The device was lost",
   SelfTestFailed: "The device computes wrong numbers",
+  UsageError: "This cannot be run",
   PieError: "The engine failed",
 };
 
