@@ -60,7 +60,7 @@ async function load(why = "the model is loaded anew"): Promise<void> {
     view.facts(pie.info());
   } catch (error) {
     if (loading !== control || (pie !== null && hello.pie !== pie)) return; // given up, or lost, which is told there
-    if (pie !== null) void unload("the load was cancelled");
+    if (pie !== null) void unload(error instanceof Cancelled ? "the load was cancelled" : "the load failed");
     view.running("idle", false);
     if (error instanceof Cancelled) view.loading("stopped", "Not loaded: cancelled. What came already is kept.");
     else {
@@ -72,7 +72,7 @@ async function load(why = "the model is loaded anew"): Promise<void> {
   }
 }
 
-/** The engine is there: get what programs need besides, so that from "Ready" on nothing is fetched. A run may be asked for already. */
+/** The engine is there: get what programs need besides, so that from "Ready" on no server is needed. A run may be asked for already. */
 async function complete(pie: Pie, signal: AbortSignal): Promise<void> {
   view.loading("loading", stageText({ stage: "component" }));
   view.facts(pie.info());
