@@ -124,3 +124,82 @@ async def main(input):
 
 ENDLESS = "async def main(input):\n    while True:\n        pass\n"
 RAISES = "from inferlet import send\n\nasync def main(input):\n    send('before')\n    raise ValueError('what went wrong')\n"
+
+# Calls that are refused, each caught at its own line; the last one only the engine can refuse in a page, behind the call.
+REFUSED = (
+    HEAD
+    + """
+from inferlet.errors import ChannelFull, InferletError
+
+async def main(input):
+    told, cleaned = [], []
+
+    def attempt(call, *arguments, **named):
+        try:
+            call(*arguments, **named)
+            told.append("taken")
+        except InferletError as error:
+            told.append([type(error).__name__, str(error)])
+        finally:
+            cleaned.append(1)
+
+    def make(tokens, ws, geometry=StateGeometry.folding(), read=None):
+        fwd = ForwardPass()
+        fwd.embed(tokens)
+        fwd.state([ws], geometry)
+        if read is not None:
+            fwd.read(read)
+        return fwd, fwd.epilogue(GREEDY)
+
+    ws, pipe, ids = WorkingSet(), Pipeline(), list(range(20, 100))
+    attempt(ws.commit, 1)
+    attempt(ws.discard, 9)
+    attempt(pipe.submit, make(ids[:3], ws, StateGeometry.folding(tree=[-1, -1, -1]))[0])
+    attempt(pipe.submit, make(ids, ws, read=range(70))[0])
+    fwd, out = make(ids[:3], ws)
+    pipe.submit(fwd)
+    await out
+    attempt(ws.truncate, 99)
+    fork = ws.fork()
+    await fork.length()                               # it has happened
+    attempt(fork.truncate, 0)
+    fwd, out = make(ids[:3], ws, StateGeometry.buffered(tree=[-1, -1, 0]))
+    pipe.submit(fwd)
+    await out
+    attempt(ws.commit, [0, 1])
+    attempt(ws.commit, [0, 2])
+    await ws.length()
+    attempt(ws.truncate, 4)
+    await ws.save("kept")
+    opened = await WorkingSet.open("kept")
+    fwd, out = make(ids[:3], opened)
+    pipe.submit(fwd)
+    await out
+    attempt(opened.truncate, 0)
+    ring = Channel("i32")
+    ring.put(40)
+    attempt(ring.put, 41)
+    stop = Channel("bool")
+    fwd = ForwardPass()
+    fwd.embed(ids[:1])
+    fwd.state([ws])
+    fwd.epilogue(lambda: stop.put(reduce_argmax(intrinsics.output(0, "logits")) == 0))
+    pipe.submit(fwd)
+    attempt(pipe.stop_when, stop)
+    pipe.submit(make(ids * 4, ws)[0])                 # a long pass in front of the one that takes the cell
+    try:
+        fwd = ForwardPass()
+        fwd.embed(ring)
+        fwd.state([ws])
+        pipe.submit(fwd)
+        ring.put(41)
+        await ws.length()
+        told.append("taken")
+    except ChannelFull as error:
+        told.append(["ChannelFull", str(error)])
+    for value in range(9000):
+        if not input.get("quiet"):
+            send(value)
+    return [told, len(cleaned)]
+"""
+)

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from e2e.conftest import Tab, TinyModel
-from e2e.programs import DEVICE_FED, FORK, FORKS, GENERATE, HEAD, HELLO, RAISES, REUSE
+from e2e.programs import DEVICE_FED, FORK, FORKS, GENERATE, HEAD, HELLO, RAISES, REFUSED, REUSE
 from pie_server.api.backend import InferletError
 from pie_server.config import Settings
 from pie_server.service import Service
@@ -52,6 +52,7 @@ PARITY = [
     pytest.param(DEVICE_FED, {"prompt": PROMPT, "n": 12}, id="device-fed"),
     pytest.param(GENERATE, {"prompt": list(range(40, 140)), "n": 4}, id="long prompt"),
     pytest.param(REUSE, {"prompt": list(range(100, 150))}, id="prefix reuse"),
+    pytest.param(REFUSED, {}, id="calls that are refused"),
 ]
 
 
