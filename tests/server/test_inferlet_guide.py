@@ -5,45 +5,14 @@ from __future__ import annotations
 import ast
 import json
 import re
-from typing import Any, NamedTuple
 
 import pytest
 from conftest import ROOT
 
 from tests.sdk.real_engine import Ended, Job, talk_to
+from tests.server.guide_blocks import EXAMPLES, GUIDE, Example
 
-GUIDE = (ROOT / "docs" / "inferlets.md").read_text(encoding="utf-8")
 SDK = ROOT / "inferlet_sdk" / "python" / "inferlet"
-_BLOCK = re.compile(r"^```python(?: inferlet)?\n(.*?)^```\n\n```text\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
-
-
-class Example(NamedTuple):
-    """A block of code with what the guide says of its run."""
-
-    title: str
-    source: str
-    input: dict[str, Any]
-    received: tuple[Any, ...]
-    sent: list[Any]
-    result: str
-
-
-def _examples() -> list[Example]:
-    found: list[Example] = []
-    head = ""
-    for title, body in re.findall(r"^##+ (.*?)$(.*?)(?=^##|\Z)", GUIDE, flags=re.MULTILINE | re.DOTALL):
-        for code, talk in _BLOCK.findall(body):
-            first, *messages, result = talk.splitlines()
-            received = tuple(json.loads(line[2:]) for line in messages if line.startswith("> "))
-            sent = [json.loads(line[2:]) for line in messages if line.startswith("< ")]
-            if not head:  # the first block's imports and `step` stand before the others
-                head = code[: code.index("\nasync def main")]
-                code = code[len(head) :]  # noqa: PLW2901
-            found.append(Example(title, f"{head}\n{code}", json.loads(first), received, sent, result))
-    return found
-
-
-EXAMPLES = _examples()
 IDS = [f"{k} {example.title}" for k, example in enumerate(EXAMPLES)]
 
 
