@@ -13,6 +13,7 @@ from playwright.sync_api import Browser
 
 from e2e.conftest import Tab, TinyModel
 from e2e.programs import DEVICE_FED, FORK, FORKS, GENERATE, HEAD, HELLO, RAISES, REFUSED, REUSE
+from pie_core.host.deadlock import NOBODY_SENDS
 from pie_server.api.backend import InferletError
 from pie_server.config import Settings
 from pie_server.service import Service
@@ -126,6 +127,60 @@ async def main(input):
     return await out
 """
 )
+INBOX = """
+import inferlet
+from inferlet.errors import Deadlock
+
+async def main(input):
+    if not input["open"]:
+        try:
+            return await inferlet.receive()
+        except Deadlock as error:
+            return str(error)
+    inferlet.send("ready")
+    await inferlet.sleep(0.5)
+    got = [await inferlet.receive() for _ in range(1024)]
+    inferlet.send("go on")
+    return [sum(got), await inferlet.receive()]
+"""
+
+
+def test_messages_that_nobody_receives_are_refused_to_the_sender(tiny_tab: Tab) -> None:
+    """The inferlet goes on. Where nobody sends, it is told."""
+    found = tiny_tab.page.evaluate(
+        """async (source) => {
+          const {pie} = window.pieHello, told = [];
+          const run = pie.run(source, {input: {open: true}, onMessage: (text) => {
+            if (text === "go on") return void run.send(7);
+            try { for (let n = 0; n < 2000; n++) run.send(1); } catch (error) { told.push(error.name, error.message); }
+          }});
+          told.push(await run);
+          const closed = pie.run(source, {input: {open: false}, receives: false});
+          try { closed.send(1); } catch (error) { told.push(error.name); }
+          return [...told, await closed];
+        }""",
+        INBOX,
+    )
+    full = "run.send: 1,024 values wait to be received, which is the cap; send more once the program has received some"
+    assert found == ["PieError", full, [1024, 7], "UsageError", NOBODY_SENDS]
+
+
+def test_deep_json_is_refused_and_the_engine_goes_on(cpu_tab: Tab) -> None:
+    found = cpu_tab.page.evaluate(
+        """async () => {
+          const {pie} = window.pieHello, told = [], tell = (error) => told.push(error.name, error.message);
+          const deep = (levels) => JSON.parse("[".repeat(levels) + "]".repeat(levels));
+          for (const levels of [5000, 5000, 200]) await pie.run("async def main(i): return 1", {input: deep(levels)}).catch(tell);
+          const run = pie.run("import inferlet\\nasync def main(i): return await inferlet.receive()");
+          try { run.send(deep(5000)); } catch (error) { tell(error); }
+          run.send(deep(199));
+          return [told, JSON.stringify(await run).length, (await pie.stats()).engine.instances];
+        }"""
+    )
+    refused = ["UsageError", "pie.run: input is nested deeper than 199 levels; give a flatter one"]
+    assert found == [[*refused * 3, "UsageError", "run.send: the value is nested deeper than 199 levels; give a flatter one"], 398, 0]
+
+
 DEADLOCK = HEAD + "async def main(input):\n    await asyncio.get_running_loop().create_future()\n"
 
 
