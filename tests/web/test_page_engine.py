@@ -176,6 +176,7 @@ ENDS = {
     "no state": ("GuestFault", "no state of the ABI"),
     "deadlock": ("Deadlock", "no pass, message or timer"),
     "author": ("ValueError", "no"),
+    "out of pages": ("OutOfPages", "9 pages; the KV cache has 16,777,216 bytes, a larger kvPoolBytes of Pie.load makes room"),
     "ended in a step": ("CpuBudgetExceeded", "10 s"),
     "ended while it waits": ("Cancelled", "stopped"),
     "ended with pages": ("Cancelled", "stopped"),

@@ -8,7 +8,8 @@ import logging
 from functools import partial
 from typing import Any, NoReturn
 
-from pie_core.engine.errors import EngineError
+from pie_core.device.protocol import PAGE_TOKENS
+from pie_core.engine.errors import ContextLengthExceeded, EngineError, OutOfPages
 from pie_core.engine.loop import Engine
 from pie_core.eta.json_text import loads
 from pie_core.host.process import InferletFailed, Process
@@ -173,6 +174,13 @@ class Page:
             del self._runs[run]
             guest.close()
 
+    def _with_fix(self, kind: str, message: str) -> str:
+        """The message, with the option that would help: the engine knows of pages, only this page of options."""
+        limits = self._engine.limits
+        if kind != OutOfPages.type_name and not (kind == ContextLengthExceeded.type_name and limits.context == limits.pages * PAGE_TOKENS):
+            return message
+        return f"{message}; the KV cache has {int(self._host.kvPoolBytes):,} bytes, a larger kvPoolBytes of Pie.load makes room"
+
     def _failed(self, run: int, error: InferletFailed) -> None:
         fields = {"type": error.type, "file": error.file, "line": error.line, "traceback": error.traceback}
-        self._host.error(run, error.message, _dumps(fields))
+        self._host.error(run, self._with_fix(error.type, error.message), _dumps(fields))

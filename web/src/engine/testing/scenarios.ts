@@ -52,6 +52,7 @@ export const SCENARIOS: Readonly<Record<string, Scenario>> = {
   author: {
     step: (reply) => reply(answer({ s: "failed", e: { type: "ValueError", message: "no", file: "a.py", line: 3, traceback: "t" } })),
   },
+  "out of pages": { step: (reply) => reply(answer({ s: "failed", e: { type: "OutOfPages", message: "9 pages" } })) },
   "ended in a step": { step: () => undefined, then: (engine) => engine.page.end(engine.lastRun, "CpuBudgetExceeded", "10 s") },
   "ended while it waits": {
     step: (reply) => reply(op("sleep", { ms: 2 ** 40, f: 1 }), pending(1)),
