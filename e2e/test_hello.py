@@ -118,22 +118,9 @@ def test_keys_run_and_stop(tab: Tab) -> None:
     expect(tab.at("run-state")).to_have_text(re.compile(r"Stopped after "))
 
 
-def test_the_second_visit_works_offline(kept: Any, tab: Tab) -> None:
-    context, open_tab = kept
-    tab.page.wait_for_function("() => navigator.serviceWorker.controller !== null")
-    tab.page.close()  # its engine holds the model twice in memory
-    context.set_offline(True)
-    try:
-        offline = open_tab().hello("cpu")
-        golden = goldens()["completion"]
-        agrees(offline.value(GENERATE, {"prompt": golden["prompt"], "n": 4})["tokens"], golden["step_top5"], golden["gen_ids"])
-        offline.page.close()
-    finally:
-        context.set_offline(False)
-
-
 def test_webgpu_on_swiftshader_gives_the_reference_tokens_and_needs_no_bytes_of_the_model(kept: Any, tab: Tab) -> None:
     _, open_tab = kept
+    tab.page.close()  # its engine holds the model twice in memory
     before = len(tab.requests)
     page = open_tab().hello("webgpu")
     assert not [r.url for r in tab.requests[before:] if r.url.endswith(".gguf")], "the model's bytes came again"
