@@ -120,7 +120,7 @@ export const CHECKS: Readonly<Record<string, Check>> = {
   },
   receive: ({ table }, { f }) => {
     announce("receive", table, f as number);
-    future("receive", table, f as number, null);
+    table.add("receive", f as number, { kind: "future", brings: "message", settled: null });
   },
 };
 
@@ -129,7 +129,7 @@ function announce(op: string, table: Table, f: number): void {
   table.fresh(op, f);
 }
 
-function future(op: string, table: Table, f: number, settled: ((ok: boolean, value: unknown) => void) | null): void {
+function future(op: string, table: Table, f: number, settled: (ok: boolean, value: unknown) => void): void {
   table.add(op, f, { kind: "future", brings: "answer", settled });
 }
 
@@ -212,7 +212,7 @@ function receiveFrom(op: string, { table }: Checked, fields: Fields): void {
   const f = fields["f"] as number;
   announce(op, table, f);
   readable(op, table, fields["ch"] as number);
-  future(op, table, f, null);
+  table.add(op, f, { kind: "future", brings: "value", settled: null });
 }
 
 function submit(host: Checked, fields: Fields): void {

@@ -231,6 +231,26 @@ test("a prewarm counts as a pass and as a future, and its ids are checked", () =
   assert.equal(posted.length, 5);
 });
 
+test("a refusal of the engine goes to an output or an answer, then to a value, and never to a message or an alarm", () => {
+  const { host: made, call } = started();
+  assert.equal(call("ch.new", { ch: 3, dtype: "i32", host: "reader" }), "");
+  for (const [op, fields] of [
+    ["sleep", { ms: 1, f: 10 }], ["receive", { f: 11 }], ["ch.take", { ch: 3, f: 12 }], ["submit", submit(13)], ["ws.length", { ws: 2, f: 14 }],
+  ] as const) {
+    assert.equal(call(op, fields), "");
+  }
+  const error = { type: "ChannelFull", message: "ch.put: no", capacity: 1 };
+  const lost = { futures: [], error };
+  const told = made.refuse([lost, { futures: [20], error }, lost, lost, lost], [10, 11, 12, 13, 14]);
+  assert.deepEqual(told.map(([id]) => id), [13, 20, 14, 12]);
+  assert.equal(made.untold?.message, "ch.put: no");
+  assert.equal(call("log", { level: "info", text: "" }), "");
+  assert.equal(call("ws.drop", { ws: 2 }), "");
+  assert.deepEqual(call("ch.take", { ch: 3, f: 15 }), { error });
+  assert.equal(call("ch.take", { ch: 3, f: 15 }), "", "each is told once");
+  assert.equal(made.untold, null);
+});
+
 const file = process.env["PIE_TEXT_FIXTURES"];
 test("the op table is Python's", { skip: file === undefined && "PIE_TEXT_FIXTURES is not set: pytest tests/web/test_node.py sets it" }, () => {
   const { ops } = JSON.parse(readFileSync(file ?? "", "utf8")) as { ops: object };

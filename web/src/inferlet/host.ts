@@ -84,11 +84,11 @@ export class Host implements Checked {
 
   /**
    * The engine refused ops that were posted: the events that tell the inferlet, which awaits `awaited`. Without a future of its own, a
-   * refusal is raised by what is awaited; where nothing of the author's is, by the next call.
+   * refusal is raised by what is awaited, a channel's value last; where that is nothing of the author's, or a message, by the next call.
    */
   refuse(refused: readonly Refused[], awaited: readonly number[]): [number, false, Refused["error"]][] {
     const events: [number, false, Refused["error"]][] = [];
-    const free = awaited.filter((id) => this.table.future(id)?.brings !== "alarm");
+    const free = (["output", "answer", "value"] as const).flatMap((what) => awaited.filter((id) => this.table.future(id)?.brings === what));
     for (const { futures, error } of refused) {
       const ids = futures.length > 0 ? futures : free.splice(0, 1);
       for (const id of ids) events.push([id, false, error]);

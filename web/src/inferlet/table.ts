@@ -43,8 +43,8 @@ export interface ProgramEntry {
 
 export interface FutureEntry {
   readonly kind: "future";
-  /** What it brings. No code of the author awaits an alarm: it is the inferlet's own loop that sleeps. */
-  readonly brings: "output" | "answer" | "alarm";
+  /** What it brings. A message would be lost to a rejection, and no code of the author awaits an alarm: the inferlet's own loop sleeps. */
+  readonly brings: "output" | "answer" | "value" | "message" | "alarm";
   /** Called when it settles; not by a Deadlock, which ends a wait only. */
   readonly settled: ((ok: boolean, value: unknown) => void) | null;
 }
