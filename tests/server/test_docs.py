@@ -118,8 +118,14 @@ CHAT = {
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
 }
 BUDGET, LIMITS, SETTINGS, PATIENCE = Budget(), Limits(), Settings.model_fields, Patience()
-PAGE_SENT = 8 << 20
-assert f"stepSent: {PAGE_SENT >> 20} << 20," in (ROOT / "web/src/inferlet/limits.ts").read_text(encoding="utf-8")
+PAGE_SENT, PAGE_OPS, PAGE_CHARS = 8 << 20, 8192, 32 << 20
+PAGE_DELAYS, PAGE_STALL_S, PAGE_MANIFEST_S, PAGE_STEP_S, PAGE_POOL_MIB = [500, 1000, 2000, 4000, 8000], 30, 15, 86_400, 65_536
+PAGE_SOURCES = {  # what stands for these numbers in the page's sources
+    "inferlet/limits.ts": [f"stepSent: {PAGE_SENT >> 20} << 20,", f"stepOps: {PAGE_OPS},", f"stepChars: {PAGE_CHARS >> 20} << 20,"],
+    "model/download.ts": [f"DELAYS = {PAGE_DELAYS};", f"STALL_MS = {PAGE_STALL_S}_000;"],
+    "model/manifest.ts": [f"TIMEOUT_MS = {PAGE_MANIFEST_S}_000;"],
+    "pie.ts": [f"LONGEST_STEP = {PAGE_STEP_S:_};", f"bytesBetween(MIB, {PAGE_POOL_MIB:_} * MIB)"],
+}
 DOCUMENTED = [  # beginning of a row, the limit as it is written there
     ("CPU time without", f"{LIMITS.step_cpu_s:g} s"),
     ("CPU time in total", f"{LIMITS.total_cpu_s:g} s"),
@@ -135,9 +141,11 @@ DOCUMENTED = [  # beginning of a row, the limit as it is written there
     ("the result of `main`", f"{LIMITS.text_chars:,} characters"),
     ("sent and not read", f"{BUDGET.unread_bytes >> 20} MiB"),
     ("in a page instead: sent", f"{PAGE_SENT:,} characters of JSON"),
+    ("in a page: calls to the host", f"{PAGE_OPS:,}, and {PAGE_CHARS:,} characters"),
     ("sent in all", f"{BUDGET.output_bytes >> 20} MiB"),
     ("messages of the client", f"{BUDGET.inbox:,}"),
     ("nesting of what", f"{json_text.MAX_NESTING - 1} levels"),
+    ("nesting of a page's", f"{json_text.MAX_NESTING - 1} levels"),
     ("text of one `model.encode`", f"{MAX_CHARS:,} characters"),
     ("cells of one channel", f"{program.MAX_CAPACITY:,}"),
     ("elements of one channel cell", f"{program.MAX_CELL_WORDS:,}"),
@@ -153,6 +161,12 @@ DOCUMENTED = [  # beginning of a row, the limit as it is written there
     ("outputs of", f"{program.MAX_OUTS}"),
     ("channels of", f"{program.MAX_CHANS}"),
     ("Python numbers in", f"{program.MAX_PARAMS}"),
+    ("`kvPoolBytes`", f"{1 << 20:,} to {PAGE_POOL_MIB << 20:,}, a whole number"),
+    ("`stepSeconds`", f"above 0, at most {PAGE_STEP_S:,}"),
+    ("tries of a download", "5 more, after 0.5, 1, 2, 4 and 8 s; told by `onProgress` as `retrying`"),
+    ("a download that stalls", f"{PAGE_STALL_S} s without a byte"),
+    ("a server that answers a range", f"the same {len(PAGE_DELAYS)} tries, whatever they bring"),
+    ("the model's manifest", f"{PAGE_MANIFEST_S} s"),
     ("inference requests", f"{SETTINGS['max_concurrent'].default}"),
     ("request body", f"{SETTINGS['max_body_mb'].default:g} MB"),
     ("a request head,", f"{PATIENCE.head_s:g} s, 8,190 bytes a line"),
@@ -185,6 +199,9 @@ def test_the_limits_are_the_codes_own() -> None:
     for (beginning, limit), row in zip(DOCUMENTED, rows, strict=True):
         assert row[0].startswith(beginning)
         assert row[1] == limit, row[0]
+    for source, words in PAGE_SOURCES.items():
+        found = (ROOT / "web/src" / source).read_text(encoding="utf-8")
+        assert [word for word in words if word not in found] == [], source
     assert f"`$PIE_CACHE/sets`, {DISK_CAP >> 30} GiB" in text and f"closed, {MEMORY_CAP >> 20} MiB" in text
     assert f"`--kv-pool-mb`, {SETTINGS['kv_pool_mb'].default} MB" in text
     assert f"pages of {PAGE_TOKENS} tokens" in text

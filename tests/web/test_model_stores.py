@@ -97,7 +97,8 @@ def test_what_came_before_a_download_broke_off_is_kept(page: Page, served: Serve
     assert "killed" in broken or broken["error"] == "Cancelled"
     served.rate = None
     whole = opened(page, served)
-    assert whole["sha256"] == served.sha256 and whole["stages"] == ["verify", "download"]
+    stages = [stage for stage in whole["stages"] if stage != "waiting"]  # a lock may outlive its worker for a moment
+    assert whole["sha256"] == served.sha256 and stages == ["verify", "download"]
     assert served.asked[0] is None and int(str(served.asked[1])[6:-1]) >= 4 * MB
 
 
