@@ -31,7 +31,7 @@ export interface LoadOptions {
   /** Load the language component too, which the first run needs: afterwards a run asks the network for nothing. */
   prepare?: boolean;
   /** How far the load is. If it throws, or its promise rejects, the load ends with that error. */
-  onProgress?: (progress: Progress) => void | Promise<void>;
+  onProgress?: (progress: Progress) => unknown;
   /** Ends the load with Cancelled, whose `cause` is the signal's reason. */
   signal?: AbortSignal;
 }
@@ -44,9 +44,9 @@ export interface RunOptions {
   /** False where nothing will be sent to the run: then the inferlet's `receive()` raises Deadlock instead of waiting for ever. */
   receives?: boolean;
   /** Each value that the inferlet sends, in order, before the result. If it throws, or its promise rejects, the run ends with that error. */
-  onMessage?: (value: unknown) => void | Promise<void>;
+  onMessage?: (value: unknown) => unknown;
   /** Each line that the inferlet prints or logs. What it throws or rejects with ends the run as well. */
-  onLog?: (level: string, text: string) => void | Promise<void>;
+  onLog?: (level: string, text: string) => unknown;
   /** Ends the run with Cancelled, whose `cause` is the signal's reason. */
   signal?: AbortSignal;
 }

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Cancelled, errorFrom, UsageError } from "../errors.js";
 import { Pie } from "../pie.js";
-import { shown } from "./options.js";
+import { checkArgument, shown, TEXT } from "./options.js";
 
 const REFUSED: readonly (readonly [unknown, string])[] = [
   [null, "Pie.load: the options are null; they must be an object with any of model, device,"],
@@ -44,6 +44,13 @@ test("what may be given passes, undefined included", async () => {
   const why = new Error("why");
   const loading = Pie.load({ ...given, signal: AbortSignal.abort(why) } as object); // the checks come first
   await assert.rejects(loading, (error) => error instanceof Cancelled && error.cause === why && error.message === "the load was cancelled: why");
+});
+
+test("a text is of whole characters", () => {
+  checkArgument("pie.run", "name", "a 😀 b", TEXT);
+  for (const [value, words] of [["a\ud83d", 'name is "a\\ud83d"; it must be a text of whole characters'], [null, "name is null; it must be a text"]] as const) {
+    assert.throws(() => checkArgument("pie.run", "name", value, TEXT), (error: Error) => error instanceof UsageError && error.message.includes(words));
+  }
 });
 
 test("values are shown short, in closed quotes", () => {

@@ -11,7 +11,7 @@ export interface Rule {
 const SHOWN_CHARS = 60;
 const LONE = /\p{Surrogate}/u; // with the flag, only one without its other half
 
-export const TEXT: Rule = { fits: (value) => typeof value === "string" && !LONE.test(value), must: "must be a text, without half surrogate pairs" };
+export const TEXT: Rule = { fits: (value) => typeof value === "string" && !LONE.test(value), must: "must be a text of whole characters" };
 export const FLAG: Rule = { fits: (value) => typeof value === "boolean", must: "must be true or false" };
 export const CALLBACK: Rule = { fits: (value) => typeof value === "function", must: "must be a function" };
 export const ADDRESS: Rule = {
