@@ -22,6 +22,11 @@ class Example(NamedTuple):
     result: str
 
 
+def as_shown(value: Any) -> Any:
+    """What a block sent and returned, with the context that the guide shows where a small KV cache bounds it."""
+    return json.loads(re.sub(r"context of \d+, all that the KV cache holds", "context of 8192", json.dumps(value, default=repr)))
+
+
 def _examples() -> list[Example]:
     found: list[Example] = []
     head = ""

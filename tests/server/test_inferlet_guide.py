@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT
 
 from tests.sdk.real_engine import Ended, Job, talk_to
-from tests.server.guide_blocks import EXAMPLES, GUIDE, Example
+from tests.server.guide_blocks import EXAMPLES, GUIDE, Example, as_shown
 
 SDK = ROOT / "inferlet_sdk" / "python" / "inferlet"
 IDS = [f"{k} {example.title}" for k, example in enumerate(EXAMPLES)]
@@ -28,7 +28,7 @@ def on_cpu() -> list[Ended]:
 
 @pytest.mark.parametrize("k", range(len(EXAMPLES)), ids=IDS)
 def test_on_cpu_as_shown(on_cpu: list[Ended], k: int) -> None:
-    assert on_cpu[k] == (EXAMPLES[k].sent, json.loads(EXAMPLES[k].result))
+    assert as_shown(on_cpu[k]) == [EXAMPLES[k].sent, json.loads(EXAMPLES[k].result)]
 
 
 def test_no_block_is_left_out() -> None:
