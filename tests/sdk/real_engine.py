@@ -46,7 +46,8 @@ async def _run(kind: Kind, jobs: Sequence[Job]) -> list[Ended]:
     path = default_model()
     checkpoint = open_gguf(path)
     text = load_text(checkpoint)
-    runner = await load_runner(kind, path, kv_pool_mb=32)
+    pool_mb = 400 if kind == "cpu" else 32  # holds the model's whole context, in memory that is not touched
+    runner = await load_runner(kind, path, kv_pool_mb=pool_mb)
     engine = Engine(runner)
     engine.start()
     limits = runner.limits
