@@ -56,7 +56,7 @@ class UnsupportedGeometry(EngineError):
 
 
 class ContextLengthExceeded(EngineError):
-    """A pass would grow a sequence past the model's context."""
+    """A pass would grow a sequence past the context: the model's, or what the KV cache holds."""
 
 
 class OutOfPages(EngineError):
