@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +15,6 @@ from pie_core.host.ops import OPS
 from pie_core.host.port import GuestPort
 from pie_core.host.process import InferletFailed
 
-_PENDING = re.compile(r'\{"s":"pending"')
-_DONE = re.compile(r'\{"s":"done"')
 _BESIDE = {name for name, op in OPS.items() if op.kind == "sync"} - {"log"}
 
 
@@ -107,11 +104,12 @@ class PageGuest:
         """Ops of the step that ended with `answer` were refused: the inferlet hears of it in a step of its own, if it goes on."""
         refused, self._refused = self._refused, []
         assert self._answer is not None  # `_received`
-        if _PENDING.match(answer):
+        state = _state(answer)
+        if state == "pending":
             self._send("refused", f"[{','.join(refused)}]")
             return
         lost = [fields for fields in map(json.loads, refused) if not fields["futures"]]  # what has a future, nobody waits for any more
-        if _DONE.match(answer) and lost:
+        if state == "done" and lost:
             error = lost[0]["error"]
             self._fail(error["type"], error["message"])
         else:
@@ -123,6 +121,14 @@ class PageGuest:
             self._answer.set_exception(self._fault)
         else:
             self._on_fault(kind, message)
+
+
+def _state(answer: str) -> object:
+    """What the answer of a step says of the guest; None for what the process will refuse."""
+    try:
+        return loads(answer).get("s")
+    except (ValueError, AttributeError):
+        return None
 
 
 def _refused(name: str, body: str, refusal: str) -> str:
