@@ -179,6 +179,32 @@ test("a worker that cannot start fails the runs that wait, and `ready`", async (
   made.dispose();
 });
 
+test("workers that cannot start behind the first are not started for ever; who waits is told once nobody is left", () => {
+  const { pool: made, workers, alive } = pool({ runs: 2 });
+  const told: string[] = [];
+  const dead = (type: string, message: string): void => void told.push(`${type}: ${message}`);
+  const failed = { name: "NetworkError", message: "offline" };
+  workers[0]?.say({ kind: "ready", shared: SHARED });
+  for (const run of [1, 2, 3]) made.attach(run, port(), dead);
+  for (let at = 1; at < workers.length && at < 50; at++) workers[at]?.say({ kind: "failed", error: failed });
+  assert(workers.length < 10, `${workers.length} workers were started`);
+  assert.equal(alive(), 1);
+  assert.deepEqual(told, [], "the first worker takes one after the other");
+  workers[0]?.say({ kind: "ended", run: 1, clean: true });
+  workers[0]?.say({ kind: "ready" });
+  assert.deepEqual(workers[0]?.runs, [1, 2]);
+  for (let at = 1; at < workers.length && at < 50; at++) workers[at]?.say({ kind: "failed", error: failed });
+  workers[0]?.say({ kind: "ended", run: 2, clean: false });
+  for (let at = 1; at < workers.length && at < 50; at++) workers[at]?.say({ kind: "failed", error: failed });
+  assert.deepEqual(told, ["WorkerFailed: the inferlet's worker could not start: offline"]);
+  const before = workers.length;
+  made.attach(4, port(), never); // the network may be back
+  assert(workers.length > before);
+  workers.at(-1)?.say({ kind: "ready" });
+  assert.deepEqual(workers.at(-1)?.runs, [4]);
+  made.dispose();
+});
+
 test("a worker that crashes ends its run only", () => {
   const { pool: made, workers } = pool();
   workers[0]?.say({ kind: "ready", shared: SHARED });

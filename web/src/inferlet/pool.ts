@@ -160,6 +160,7 @@ export class InferletPool {
       case "ready":
         if (message.shared !== undefined) this.#shared ??= message.shared;
         entry.state = "idle";
+        this.#failure = null;
         this.#wake();
         this.#assign();
         this.#trim();
@@ -182,7 +183,7 @@ export class InferletPool {
     }
   }
 
-  #assign(): void {
+  #assign(why?: string): void {
     for (const entry of this.#entries) {
       if (entry.state !== "idle") continue;
       const job = this.#queue.shift();
@@ -196,6 +197,7 @@ export class InferletPool {
       this.#watch();
     }
     this.#refill();
+    if (this.#failure !== null && this.#entries.size === 0) this.#abandon(why ?? this.#failure.message);
   }
 
   #release(job: Job): void {
@@ -236,14 +238,12 @@ export class InferletPool {
       job.ended = true;
       job.onDead(type, message);
     }
-    if (starting && this.#shared === null) {
-      this.#failure ??= errorFrom({ name: "LoadError", message });
-      this.#abandon(message);
-    } else this.#assign();
+    if (starting) this.#failure ??= errorFrom({ name: "LoadError", message }); // the next would fail as well, at once
+    this.#assign(message);
     this.#wake();
   }
 
-  /** No worker can be brought up: the runs that wait for one end. */
+  /** No worker can be brought up, and none is left that could take them: the runs that wait for one end. */
   #abandon(message: string): void {
     for (const job of this.#queue.splice(0)) {
       job.ended = true;
