@@ -11,6 +11,7 @@ from playwright.sync_api import expect
 
 from e2e.conftest import READY_MS, OpenContext, Tab
 from e2e.programs import GENERATE, RAISES
+from tests.server.guide_blocks import EXAMPLES, as_shown
 from tests.support.paths import goldens
 
 pytestmark = pytest.mark.timeout(400)
@@ -26,6 +27,14 @@ COLLECT = """() => {
     if (document.querySelector("[data-testid=status]")?.dataset.state !== "ready") setTimeout(watch, 5);
   };
   document.addEventListener("DOMContentLoaded", watch);
+}"""
+
+
+GUIDE = """async ([source, input, received]) => {
+  const sent = [], {pie} = window.pieHello;
+  const run = pie.run(source, {input, receives: received.length > 0, onMessage: (value) => sent.push(value)});
+  for (const value of received) run.send(value);
+  return run.then((result) => [sent, result], (error) => [sent, `${error.type}: ${error.message}`]);
 }"""
 
 
@@ -116,6 +125,13 @@ def test_keys_run_and_stop(tab: Tab) -> None:
     expect(tab.at("stop")).to_be_enabled()
     tab.page.keyboard.press("Escape")
     expect(tab.at("run-state")).to_have_text(re.compile(r"Stopped after "))
+
+
+def test_every_block_of_the_guide_returns_in_a_page_what_it_shows(tab: Tab) -> None:
+    """docs/inferlets.md: what its blocks return under `pie run` they return here."""
+    for example in EXAMPLES:
+        found = tab.page.evaluate(GUIDE, [example.source, example.input, list(example.received)])
+        assert as_shown(found) == [example.sent, json.loads(example.result)], example.title
 
 
 def test_webgpu_on_swiftshader_gives_the_reference_tokens_and_needs_no_bytes_of_the_model(kept: Any, tab: Tab) -> None:

@@ -40,7 +40,7 @@ def test_from_ready_on_no_server_is_needed_whatever_address_is_typed(contexts: O
     for _ in range(4):
         ran(tab)
     for path in ("/", "/hello/"):
-        tab.page.goto(f"{tab.origin}{path}?device=cpu&model={TINY_URL}")
+        tab.page.goto(f"{tab.origin}{path}?device=cpu&model={TINY_URL}", wait_until="commit")
         assert tab.page.url == f"{tab.origin}/hello?device=cpu&model={TINY_URL}"
     tab.wait("ready")
     ran(tab)

@@ -72,3 +72,8 @@ def tiny(tiny_model: Path) -> Iterator[LiveServer]:
     """The tiny model on the cpu device."""
     with pie_serve("--device", "cpu", "--model", str(tiny_model), "--kv-pool-mb", "16", "--max-concurrent", "12") as server:
         yield server
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _beside(pyodide_beside: None) -> None:
+    """The core's tests in Pyodide run from here on (tests/conftest.py): the server's often wait."""

@@ -54,6 +54,7 @@ NOT_HERE = {  # beginnings of tests' ids: without brackets, all their parameters
     "tests/engine/test_saved_sets.py::test_a_folder_that_cannot_be_written_or_read_is_told": FILES,
     "tests/engine/test_scheduling.py::test_idle_sleeps": "Pyodide has no time.thread_time",
     "tests/eta/test_eta_canonical.py::test_processes_agree": "Pyodide has no processes",
+    "tests/eta/test_eta_hostile.py::test_20_000_mutated_programs_do_no_harm": "takes six seconds; test_eta_program.py mutates texts",
     "tests/eta/test_eta_program.py::test_the_largest_texts_are_judged_quickly": "Pyodide has no time.thread_time",
     "tests/host/test_port.py::test_posts_cross_threads_in_order": "Pyodide has no threads",
     "tests/poem/test_ops.py::test_sizes_that_no_model_has_are_refused_by_key_and_value": "writes a checkpoint with NumPy for each case",
