@@ -1,4 +1,4 @@
-"""What rooms share: the run of the core's tests in Pyodide goes on beside the tests of the server and of the page, which leave it a core."""
+"""What rooms share: the run of the core's tests in Pyodide goes on beside those of the server and of the page, which leave it a core."""
 
 from __future__ import annotations
 
