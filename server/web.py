@@ -176,9 +176,8 @@ def add_routes(app: web.Application, folder: Path | None = None) -> None:
 
     async def hello(request: web.Request) -> web.StreamResponse:
         """GET /hello: the page that runs an inferlet in the browser."""
-        answer = await send(request, HELLO)
-        await request.app[ASSETS].used()
-        return answer
+        await request.app[ASSETS].used()  # before the answer: who has it may look
+        return await send(request, HELLO)
 
     async def file(request: web.Request) -> web.StreamResponse:
         """GET /web/…: a built file of the page."""
