@@ -11,7 +11,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError, LineTooLong
 
-from pie_server.errors import ApiError, forget_frames, one_sentence
+from pie_core.engine.errors import forget_frames
+from pie_server.errors import ApiError, one_sentence
 from pie_server.logs import log, where
 
 BODY_FAULTS = (web.RequestPayloadError, HttpProcessingError)  # raised where a body is read that its head describes wrongly

@@ -41,14 +41,6 @@ class ApiError(Exception):
         return ApiError(status, str(error.get("message", "")), code=error.get("code"), param=error.get("param"), kind=error.get("type"))
 
 
-def forget_frames(error: BaseException) -> None:
-    """Drop the tracebacks of `error`, which somebody keeps, and of what caused it: their frames hold whoever keeps it."""
-    link: BaseException | None = error
-    while link is not None:
-        link.__traceback__ = None
-        link = link.__cause__ or link.__context__
-
-
 def one_sentence(message: str) -> str:
     """`message` on one line, so that neither a terminal nor a log line can be forged by what it quotes."""
     return " ".join("".join(c if c.isprintable() else " " for c in message).split())

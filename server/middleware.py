@@ -15,11 +15,12 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from pie_core.engine.errors import forget_frames
 from pie_server import metrics_timeline
 from pie_server.config import Settings
 from pie_server.connection import BODY_FAULTS, CODINGS, BodyTimeout, unread_coding, wrong_coding
 from pie_server.drain import DRAIN
-from pie_server.errors import ApiError, forget_frames, one_sentence
+from pie_server.errors import ApiError, one_sentence
 from pie_server.hosts import host_allowed
 from pie_server.logs import fault, log
 from pie_server.metrics import Metrics

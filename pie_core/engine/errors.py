@@ -5,6 +5,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 
+def forget_frames(error: BaseException) -> None:
+    """Drop the tracebacks of `error`, which somebody keeps, and of what caused it: their frames hold whoever keeps it, and often itself."""
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+
+
 class EngineError(Exception):
     """Base of everything the engine refuses or reports. `type_name` is what an inferlet sees as the error's type."""
 
@@ -31,8 +39,9 @@ class EngineError(Exception):
         return fresh
 
     def kept(self) -> EngineError:
-        """This, to be kept: without the frames that it was raised through, which hold what it is kept in, and often itself."""
-        return self.with_traceback(None)
+        """This, to be kept: without the frames that it and its causes were raised through."""
+        forget_frames(self)
+        return self
 
     def root(self) -> EngineError:
         """What failed first, where this one was told to somebody behind it."""

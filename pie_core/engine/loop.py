@@ -11,7 +11,7 @@ from typing import Any
 
 from pie_core.device.protocol import DeviceError, DeviceLost
 from pie_core.engine.arena import Arena
-from pie_core.engine.errors import EngineError, EngineLost, EngineStopped, PassFailed, PassSkipped
+from pie_core.engine.errors import EngineError, EngineLost, EngineStopped, PassFailed, PassSkipped, forget_frames
 from pie_core.engine.forward import SHORT_PASS, Pass
 from pie_core.engine.instance import Instance, InstanceLimits
 from pie_core.engine.linger import Linger
@@ -474,7 +474,8 @@ class Engine:
         if not isinstance(error, DeviceError):  # a fault of ours, which its passes alone would not bring to anybody who can mend it
             _logger.error("a step failed: %s", type(error).__name__, exc_info=error)
         cause = PassFailed(f"the device failed the step of this pass: {type(error).__name__}: {error}")
-        cause.__cause__ = error.with_traceback(None)  # its frames hold the step, whose passes keep the cause
+        forget_frames(error)  # they hold the step, whose passes keep the cause
+        cause.__cause__ = error
         for work in step.touched:
             if work.instance.closed or work.ended:
                 continue

@@ -16,7 +16,7 @@ from pie_core.engine.instance import Instance
 from pie_core.engine.values import Value
 from pie_core.engine.working_set import EDIT, WorkingSet
 from pie_core.host.deadlock import NOBODY_SENDS, Deadlock, deadlock
-from pie_core.host.handles import Handles, kept
+from pie_core.host.handles import Handles
 from pie_core.host.ops import OPS, Payload
 from pie_core.host.port import GuestPort
 from pie_core.host.services import LogSink
@@ -346,7 +346,7 @@ class Executor:
             self._outputs.update((future, []) for future in outs)
             self._instance.submit_with(self._handles.pipe(p["pipe"]), spec, sink)
         except EngineError as error:
-            refusal = kept(error)
+            refusal = error.kept()
         else:
             return
         for ws in filter(None, map(self._handles.sets.get, p["ws"])):  # what is posted already counts on the pass

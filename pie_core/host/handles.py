@@ -44,7 +44,7 @@ class Handles:
 
     def refuse(self, key: int, error: EngineError) -> None:
         """The engine refused to make `key`, or it must not be used any more: every later use raises the error."""
-        self._refused[key] = kept(error)
+        self._refused[key] = error.kept()
 
     def drop(self, key: int) -> WorkingSet | None:
         """A working set is not used any more; None where there was none."""
@@ -54,12 +54,3 @@ class Handles:
     def _why(self, key: int, kind: str) -> EngineError:
         refused = self._refused.get(key)
         return refused.again() if refused is not None else InvalidState(f"{kind} {key} does not exist")
-
-
-def kept(error: EngineError) -> EngineError:
-    """`error`, to be kept: neither it nor what caused it has the frames that it was raised through, which hold what it is kept in."""
-    link: BaseException | None = error
-    while link is not None:
-        link.__traceback__ = None
-        link = link.__cause__ or link.__context__
-    return error
