@@ -54,6 +54,18 @@ def penalised() -> Callable[[], Any]:
     return fn
 
 
+def dry() -> Callable[[], Any]:
+    rng, history = counter(), Chan("i32", (96,))
+
+    def fn() -> Any:
+        ids = history.take() % 5  # runs that come again
+        x = F["dry"](intrinsics.output(0), ids, 2.0, allowed=1, breakers=F["iota"](VOCAB) == 3)
+        history.put(ids)
+        return F["gumbel_max"](x, rng.take()), F["gather"](x, F["iota"](5))
+
+    return fn
+
+
 def mirostat() -> Callable[[], Any]:
     rng, mu = counter(), Chan("f32")
 
@@ -92,6 +104,7 @@ SAMPLERS: dict[str, Make] = {
     "xtc": drawn(lambda x: F["xtc"](x, 0.01, 0.5, F["iota"](2))),
     "all at once": drawn(lambda x: F["top_k_mask"](x, 400) & F["top_p"](x, 0.95) & F["typical"](x, 0.95) & F["min_p"](x, 0.001)),
     "penalties": penalised,
+    "dry": dry,
     "mirostat": mirostat,
     "beam": beam,
 }

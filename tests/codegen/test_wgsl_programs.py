@@ -61,6 +61,12 @@ def penalties() -> Callable[[], Any]:
     return fn
 
 
+def dry() -> Any:
+    """A search by pairs of places, and a scatter into the logits; the tokens are drawn here, with runs that come again."""
+    tokens = F["cast"](F["uniform"](F["iota"](2) + F["reduce_argmax"](intrinsics.output(0)).cast("u32"), 80) * 4.0, "i32")
+    return F["dry"](intrinsics.output(0), tokens, 2.0, allowed=1)
+
+
 def beams() -> Any:
     """The best of all rows of the pass together: a reduction of each row, a flat top-k, indices taken apart."""
     logp = F["log_softmax"](intrinsics.outputs())
@@ -82,6 +88,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "penalties": penalties(),
     "typical": lambda: F["typical"](intrinsics.output(0), 0.9),
     "tail_free": lambda: F["tail_free"](intrinsics.output(0), 0.95),
+    "dry": dry,
     "beams": beams,
     "both": both,
 }

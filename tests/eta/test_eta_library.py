@@ -155,6 +155,46 @@ def test_token_counts_skip_padding(dtype: Any, padding: int) -> None:
     np.testing.assert_array_equal(got, want)
 
 
+def runs(history: list[int], breakers: set[int]) -> dict[int, int]:
+    """The longest run, of up to 32 tokens, that each token would make come again: by looking at every place."""
+    longest: dict[int, int] = {}
+    for i in range(len(history) - 1):
+        run = 0
+        while run < min(i + 1, 32) and history[i - run] == history[-1 - run] and history[i - run] >= 0 and history[i - run] not in breakers:
+            run += 1
+        longest[history[i + 1]] = max(run, longest.get(history[i + 1], 0))
+    return longest
+
+
+HISTORIES = {
+    "random": RNG.integers(0, 4, 90).tolist(),
+    "padded": [-1] * 40 + RNG.integers(0, 3, 50).tolist(),
+    "one token": [7] * 60,
+    "nothing": [-1] * 20,
+    "token 0": [0, 0, 5, 0, 0],
+    "period": [3, 1, 4, 1, 5] * 12,
+    "one place": [2],
+    "outside": [900, 4, 900, 4],
+}
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+@pytest.mark.parametrize(("allowed", "stops"), [(1, set()), (2, {2}), (4, {1, 7})])
+def test_dry_lowers_what_would_repeat(name: str, allowed: int, stops: set[int]) -> None:
+    history = HISTORIES[name]
+    want = LOGITS.astype(np.float64)
+    for token, run_of in runs(history, stops).items():
+        if run_of >= allowed and 0 <= token < VOCAB:
+            want[token] -= 0.8 * 1.75 ** (run_of - allowed)
+    flags = np.isin(np.arange(VOCAB), list(stops))
+    cells = [np.array(history, np.int32), flags]
+    (got,) = run(lambda h, b: F["dry"](row(), h, 0.8, 1.75, allowed, b), cells=cells)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert (got != LOGITS).any() == any(n >= allowed and t in range(VOCAB) for t, n in runs(history, stops).items())
+    if not stops:
+        np.testing.assert_array_equal(run(lambda h: F["dry"](row(), h, allowed=allowed), cells=cells[:1])[0], got)
+
+
 @pytest.mark.parametrize("counter", range(8))
 def test_xtc_strikes_by_one_draw(counter: int) -> None:
     state = np.array([9, counter], np.uint32)
@@ -305,6 +345,16 @@ REFUSED = [
     (lambda: F["frequency_penalty"](row(), F["iota"](VOCAB), NAN), "frequency_penalty: penalty is a number, got nan"),
     (lambda: F["l2norm"](row(), NAN), "l2norm: eps is a number, got nan"),
     (lambda: F["entropy_temperature"](row(), 1.0, 1.0, 2.0), "base lies between 0 and 1"),
+    (lambda: F["dry"](row(), F["iota"](5)), r"dry takes the history as i32 \[m\], got u32\[5\]"),
+    (lambda: F["dry"](row(), [1, 2]), r"dry takes the history as i32 \[m\], got list"),
+    (lambda: F["dry"](row(), F["iota"](2049).cast("i32")), "dry: a history holds up to 2048 tokens, got 2049"),
+    (lambda: F["dry"](intrinsics.outputs(), F["iota"](5).cast("i32")), r"dry takes f32 \[n\], got f32\[3, 300\]"),
+    (lambda: F["dry"](row(), F["iota"](5).cast("i32"), NAN), "dry: multiplier is a finite number, got nan"),
+    (lambda: F["dry"](row(), F["iota"](5).cast("i32"), base=0.5), "dry: base is a Python number from 1 to 10, got 0.5"),
+    (lambda: F["dry"](row(), F["iota"](5).cast("i32"), base="2"), "dry: base is a Python number from 1 to 10, got 2"),
+    (lambda: F["dry"](row(), F["iota"](5).cast("i32"), allowed=0), "dry: allowed is an int from 1 to 32, got 0"),
+    (lambda: F["dry"](row(), F["iota"](5).cast("i32"), allowed=2.0), "dry: allowed is an int from 1 to 32, got 2.0"),
+    (lambda: F["dry"](row(), F["iota"](5).cast("i32"), breakers=row()), r"dry: breakers are bool \[300\], a flag .* got f32\[300\]"),
     (lambda: F["causal_mask"](F["iota"](3), row()), r"causal_mask takes keys as positions u32 \[n\], got f32\[300\]"),
     (lambda: F["causal_mask"](3, F["iota"](3)), r"takes queries as positions u32 \[n\], got int"),
     (lambda: F["rng_state"](row(), 3), r"rng_state takes two u32 scalars, got f32\[300\]"),
@@ -358,5 +408,5 @@ def test_a_green_list_by_the_token_before() -> None:
 
 def test_the_library_is_the_whole_library() -> None:
     covered = {name for table in (FORMULAS, OVER_COUNTS, SAMPLERS, ATTENTION) for name, _, _ in table}
-    covered |= {"masked", "masked_argmax", "token_counts", "xtc", "uniform", "normal", "rng_state"}
+    covered |= {"masked", "masked_argmax", "token_counts", "dry", "xtc", "uniform", "normal", "rng_state"}
     assert covered == set(LIBRARY)

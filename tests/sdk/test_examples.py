@@ -29,6 +29,9 @@ SAME: list[tuple[str, dict[str, Any], tuple[str, dict[str, Any]]]] = [
     ("run_ahead", {"temperature": 0}, GREEDY),
     *((name, {"temperature": 0}, GREEDY) for name in ("top_k", "nucleus", "min_p", "typical", "tail_free", "top_a", "eta_cutoff", "xtc")),
     ("penalties", {"temperature": 0, "repetition": 1.0} | NONE, GREEDY),
+    ("dry", {"temperature": 0, "multiplier": 0}, GREEDY),
+    ("dry", {"multiplier": 0}, DRAWN),
+    ("dry", {"allowed": 32}, DRAWN),
     ("top_k", {"k": 1}, GREEDY),
     ("top_k", {"k": 49152}, DRAWN),
     ("nucleus", {"p": 0.0}, GREEDY),
@@ -77,6 +80,7 @@ def texts() -> dict[str, Any]:
     runs = [GREEDY, DRAWN, *((name, input) for name, input, _ in SAME), *OTHERS, *OTHERS]
     runs += [("prompt_logprobs", {"text": FORCED["text"]}), ("constrained", {}), ("constrained", {"choices": ["Paris", "Rome", "Parma"]})]
     runs += [("sampling", AGAIN), ("penalties", AGAIN | STRONG), ("penalties", AGAIN | {"repetition": 1.0} | NONE)]
+    runs += [("dry", AGAIN | {"multiplier": 20}), ("dry", AGAIN | {"multiplier": 0})]
     found: dict[str, Any] = {}
     for (name, input), result in zip(runs, run_jobs("cpu", [job(*run) for run in runs]), strict=True):
         told = result["text"] if isinstance(result, dict) and "text" in result else result
@@ -101,6 +105,12 @@ def test_penalties_end_a_repetition(texts: dict[str, Any]) -> None:
     assert again.count("ha") > 5
     assert texts[key("penalties", AGAIN | {"repetition": 1.0} | NONE)].split() == again
     assert texts[key("penalties", AGAIN | STRONG)].split().count("ha") <= 2
+
+
+def test_dry_ends_a_repetition(texts: dict[str, Any]) -> None:
+    again = texts[key("sampling", AGAIN)].split()
+    assert texts[key("dry", AGAIN | {"multiplier": 0})].split() == again
+    assert texts[key("dry", AGAIN | {"multiplier": 20})].split().count("ha") <= 2
 
 
 def test_log_probabilities_of_a_text(texts: dict[str, Any]) -> None:
@@ -141,6 +151,9 @@ async def test_a_temperature_that_is_none_is_refused_in_words(
         *(("mirostat", {"tau": value}, "tau is .*; use numbers >= 0") for value in ("nan", -5, "inf")),
         *(("mirostat", {"rate": value}, "rate .*; use numbers >= 0") for value in ("nan", -0.1)),
         *(("penalties", {"repetition": value}, "repetition is .*; use a number above 0") for value in ("nan", -1, 0, "inf")),
+        *(("dry", {"multiplier": value}, "multiplier is .*; use a number >= 0") for value in ("nan", -1, "inf")),
+        *(("dry", {"base": value}, "base is .*; use a number from 1 to 10") for value in ("nan", 0.5, 11)),
+        *(("dry", {"allowed": value}, "allowed is .*; use 1 to 32") for value in (0, 33)),
         *(("penalties", {name: "nan"}, f"{name} .*; use finite numbers") for name in ("presence", "frequency")),
         *(("constrained", {"choices": value}, "must be a list of texts") for value in ("yes", [], ["a", ""], {"a": 1}, None)),
         ("constrained", {"choices": ["\u65e5\u672c", "no", "\u65e5"]}, "'\u65e5' begins '\u65e5\u672c'"),
