@@ -1,4 +1,4 @@
-"""Start-up self-test: the templates of every step against answers computed in plain Python, on three tokens across a page boundary.
+"""Start-up self-test: every template against answers computed in plain Python, on three tokens across a page boundary.
 
 A wrong kernel gives fluent garbage, not an error; this finds it before the first request (standard library only, any Device).
 """
@@ -9,9 +9,12 @@ import math
 import struct
 from array import array
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
+from operator import mul, sub
 
-from pie_core.device import selftest_tables
+from pie_core.device import selftest_state, selftest_tables
 from pie_core.device.mask_block import mask_block
+from pie_core.device.move_slots import MAX_MOVES
 from pie_core.device.protocol import NONE, PAGE_TOKENS, Buffer, Device, DeviceError, Launch, TemplateSpec, Weight
 from pie_core.device.templates import template
 
@@ -91,16 +94,22 @@ def plain_block(fmt: str, values: _Values, rows: int, cols: int) -> tuple[bytes,
     return struct.pack(f"<{rows * cols}{'e' if fmt == 'f16' else 'f'}", *_flat(matrix)), matrix
 
 
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+    total: float = sum(map(mul, a, b))
+    return total
+
+
 def attended(query: Sequence[float], seen: Sequence[int], keys: Matrix, values: Matrix) -> list[float]:
     """The attention of one token, all heads, over the keys `seen`."""
     out: list[float] = []
     for head in range(HEADS):
         at = head // (HEADS // KV_HEADS) * HEAD_DIM
-        scores = [0.125 * sum(query[head * HEAD_DIM + i] * keys[p][at + i] for i in range(HEAD_DIM)) for p in seen]
+        part, own = slice(at, at + HEAD_DIM), query[head * HEAD_DIM : (head + 1) * HEAD_DIM]
+        scores = [0.125 * _dot(own, keys[p][part]) for p in seen]
         top = max(scores)
         shares = [math.exp(s - top) for s in scores]
         total = sum(shares)
-        out += [sum(e * values[p][at + i] for p, e in zip(seen, shares, strict=True)) / total for i in range(HEAD_DIM)]
+        out += [_dot(shares, column) / total for column in zip(*(values[p][part] for p in seen), strict=True)]
     return out
 
 
@@ -147,9 +156,11 @@ class SelfTest:
     def compare(self, name: str, found: bytes, expected: Sequence[float]) -> None:
         """The comparison of `check`."""
         words = isinstance(expected, array)
-        finite = [abs(v) for v in expected if v == v]  # noqa: PLR0124 (NaN is the value that differs from itself)
-        slack = 0.0 if words else TOLERANCE * max(finite, default=0.0)
-        for index, (got, want) in enumerate(zip(array("I" if words else "f", found), expected, strict=True)):
+        values = array("I" if words else "f", found)
+        slack = 0.0 if words else TOLERANCE * max(chain((0.0,), map(abs, expected)))  # NaN is greater than nothing
+        if len(values) == len(expected) and all(map(slack.__ge__, map(abs, map(sub, values, expected)))):
+            return
+        for index, (got, want) in enumerate(zip(values, expected, strict=True)):
             if not (abs(got - want) <= slack or (math.isnan(want) and math.isnan(got))):
                 raise DeviceError(
                     f"self-test: kernel {name} is wrong on {self.device.info.kind} device {self.device.info.name!r}: "
@@ -201,7 +212,7 @@ class SelfTest:
         bindings = {"step": step, "x": self.rows(x, "x"), "quants": weight.quants, "scales": weight.scales or weight.quants, "out": out}
         self.run(template("linear", fmt=fmt, m=m, k=k, add=add, rows=rows, bucket=self.bucket), bindings)
         for t in range(count):
-            sums = [sum(w * v for w, v in zip(row, x[t], strict=True)) for row in matrix] * repeat
+            sums = [_dot(row, x[t]) for row in matrix] * repeat
             want = [s + b for s, b in zip(sums, before[t], strict=True)] if add else sums
             await self.check(f"linear fmt={fmt} m={m}", out, t * m, want)
 
@@ -253,8 +264,35 @@ class SelfTest:
             await self.check(name, step, 0, after)
             await self.check(name, arena, 0, words)
 
+    async def recurrence(self) -> None:
+        """`recur`, over runs of every kind and malformed ones: the second step goes on from the state of the first."""
+        sizes = {"width": selftest_state.WIDTH, "stride": selftest_state.STRIDE, "offset": selftest_state.OFFSET}
+        x, state = (
+            self.values.matrix(*size) for size in ((selftest_state.BUCKET, sizes["width"]), (selftest_state.SLOTS, sizes["stride"]))
+        )
+        decay, gain = self.values.floats(sizes["width"]), self.values.floats(sizes["width"])
+        bindings = {"arena": self.buffer(array("I", selftest_state.ARENA).tobytes(), "arena"), "x": self.buffer(_packed(_flat(x)), "x")}
+        bindings |= {"decay": self.buffer(_packed(decay), "decay"), "gain": self.buffer(_packed(gain), "gain")}
+        bindings["state"] = self.buffer(_packed(_flat(state)), "state")
+        for step in selftest_state.STEPS:
+            bindings["step"] = self.buffer(selftest_state.recurrence_words(step).tobytes(), "step with runs")
+            bindings["out"] = self.buffer(selftest_state.BUCKET * sizes["width"] * 4, "recurrence")
+            self.run(template("recur", bucket=selftest_state.BUCKET, **sizes), dict(bindings))
+            out, state = selftest_state.recurrence(step, x, decay, gain, state)
+            await self.check(step.name, bindings["out"], 0, _flat(out))
+            await self.check(step.name, bindings["state"], 0, _flat(state))
+
+    async def moves(self) -> None:
+        """`move_slots`, of lists as long as the engine's."""
+        k, v = (selftest_state.cache(first) for first in (1, 1 + selftest_state.CACHE_SLOTS * selftest_state.CACHE_WIDTH))
+        caches = {"k_cache": self.buffer(k.tobytes(), "k"), "v_cache": self.buffer(v.tobytes(), "v")}
+        step = self.buffer(selftest_state.moves_words().tobytes(), "slot moves")
+        self.run(template("move_slots", width=selftest_state.CACHE_WIDTH, bucket=MAX_MOVES), {"step": step, **caches})
+        await self.check("move_slots (k)", caches["k_cache"], 0, selftest_state.moved(k))
+        await self.check("move_slots (v)", caches["v_cache"], 0, selftest_state.moved(v))
+
     async def all(self, formats: Collection[str] = FORMATS) -> None:
-        """The templates of every step, products with weights of `formats`, and logits of a full vocabulary (always of q8_0)."""
+        """Every template, products with weights of `formats`, and logits of a full vocabulary (always of q8_0)."""
         step = self.step()
         await self.embed_and_norm(step)
         for fmt, add in (("f32", False), ("f16", True)):
@@ -265,6 +303,8 @@ class SelfTest:
         await self.linear(step, "q8_0", q8_0_block(self.values, PERIOD, 32), False, LOGITS // PERIOD)
         await self.attention(step)
         await self.tables()
+        await self.recurrence()
+        await self.moves()
 
     def close(self) -> None:
         """Free every buffer."""
@@ -275,8 +315,7 @@ class SelfTest:
 
 
 async def self_test(device: Device) -> None:
-    """Run the templates of every step on `device`, at small shapes, and logits of a full vocabulary. Raises DeviceError that names a wrong
-    kernel."""
+    """Run every template on `device`, at small shapes, and logits of a full vocabulary. Raises DeviceError that names a wrong kernel."""
     test = SelfTest(device)
     try:
         await test.all()

@@ -47,6 +47,11 @@ WRONG = [
     ("shift", {"template": "gate"}, "shift"),
     ("gate", {"template": "shift"}, "gate"),
     ("gate", {"bucket": 3}, "gate"),
+    ("recur", {"offset": 8}, "recur"),
+    ("recur", {"width": 64}, "recur"),
+    ("recur", {"bucket": 5}, "recur"),
+    ("move_slots", {"width": 68}, "move_slots .k."),
+    ("move_slots", {"bucket": 7}, "move_slots .k."),
 ]
 
 
@@ -86,7 +91,7 @@ async def test_names_attention_that_ignores_masks(device: Any) -> None:
         await self_test(wrong)
 
 
-# Faults that a driver may build into the kernels of tables: (template, text, text instead, the check that finds it)
+# Faults that a driver may build into kernels of tables and state: (template, text, text instead, the check that finds it)
 FAULTS = [
     ("shift", "select(arena[word], 0u, step[at + 1u] != 0u)", "arena[word]", "shift"),
     ("shift", "select(arena[word], 0u, step[at + 1u] != 0u)", "0u", "shift"),
@@ -116,6 +121,43 @@ FAULTS = [
     ("gate", "step[10] == 0u", "true", "gate, all shut, 1 rows without one"),
     ("gate", "step[0] = 0u;", "", "gate, all shut, 0 rows without one"),
     ("gate", "step[1] = 0u;", "", "gate, all shut, 0 rows without one"),
+    ("recur", "if (run > 0u)", "if (false)", "recur"),
+    ("recur", "var end = n; // behind the last run", "var end = 0u;", "recur"),
+    ("recur", "if (t - begin == limit) { h = kept; }", "", "recur"),
+    ("recur", "if (t - begin + 1u == folded) { kept = h; }", "", "recur"),
+    ("recur", "if (t - begin + 1u == folded) { kept = h; }", "kept = h;", "recur"),
+    ("recur", "if (!bad && cell != NONE)", "if (false)", "recur"),
+    ("recur", "u32(clamp(bitcast<i32>(arena[cell]), 0, i32(limit)))", "u32(max(bitcast<i32>(arena[cell]), 0))", "recur"),
+    ("recur", "u32(clamp(bitcast<i32>(arena[cell]), 0, i32(limit)))", "min(arena[cell], limit)", "recur"),
+    ("recur", "if (start != NONE) { h = state", "if (false) { h = state", "recur"),
+    ("recur", "h = state[start * 76u + 4u + i]", "h = state[start * 76u + i]", "recur"),
+    ("recur", "state[place * 76u + 4u + i] = kept", "state[place * 76u + 4u + i] = h", "recur"),
+    ("recur", "state[place * 76u + 4u + i] = kept", "state[place * 76u + i] = kept", "recur"),
+    ("recur", "state[place * 76u + 4u + i] = kept", "state[start * 76u + 4u + i] = kept", "recur"),
+    ("recur", "if (place != NONE)", "if (false)", "recur"),
+    ("recur", "let a = decay[i];", "let a = decay[0];", "recur"),
+    ("recur", "let b = gain[i];", "let b = gain[0];", "recur"),
+    ("recur", "bitcast<f32>(0x7FC00000u | (n & 0u))", "0.0", "recur"),
+    ("recur", "begin > end || end > n ||", "begin > end ||", "recur with malformed runs"),
+    ("recur", "limit > end - begin ||", "", "recur with malformed runs"),
+    ("recur", "(start != NONE && start >= slots) ||", "", "recur with malformed runs"),
+    ("recur", "(place != NONE && place >= slots)", "false", "recur with malformed runs"),
+    ("recur", "(cell != NONE && cell >= arrayLength(&arena))", "false", "recur with malformed runs"),
+    ("recur", "t < min(end, n)", "t < end", "recur with malformed runs"),
+    ("move_slots", "let source = token_word(t, 0u)", "let source = token_word(n - 1u - t, 0u)", "move_slots .k."),
+    ("move_slots", "let place = token_word(t, 3u)", "let place = token_word(t, 0u)", "move_slots .k."),
+    ("move_slots", "min(step[0], 64u)", "step[0] + 1u", "move_slots .k."),
+    (
+        "move_slots",
+        "if (source >= slots || place >= slots) { continue; }",
+        "if (source >= slots || place >= slots) { break; }",
+        "move_slots .k.",
+    ),
+    ("move_slots", "if (source >= slots || place >= slots)", "if (place >= slots)", "move_slots .k."),
+    ("move_slots", "if (cache == 0u)", "if (false)", "move_slots .k."),
+    ("move_slots", "if (cache == 1u)", "if (false)", "move_slots .v."),
+    ("move_slots", "= v_cache[source * 34u + column]", "= v_cache[place * 34u + column]", "move_slots .v."),
+    ("move_slots", "if (cache == 1u)", "if (cache == 1u && gid.x < 64u)", "move_slots .v."),
 ]
 GPU_FAULTS = [
     ("gate", "atomicOr(&live, open);", "if (lid == 0u) { atomicOr(&live, open); }", "gate"),  # a lost vote of another invocation
@@ -136,7 +178,7 @@ class Faulty(Tampered):
             return self.device.compile(spec)
         kernels: Any = self.device.kernels  # type: ignore[attr-defined]
         rendered = kernels._rendered(spec)
-        assert rendered.source.count(self.text) == 1
+        assert rendered.source.count(self.text) == 1, rendered.source
         source = rendered.source.replace(self.text, self.instead)
         return kernels._build(spec, source, rendered.bindings, rendered.grid, "faulty template")
 
@@ -146,9 +188,10 @@ class Faulty(Tampered):
 ])  # fmt: skip
 async def test_every_part_of_what_tables_say_is_looked_at(open_device: Any, name: str, text: str, instead: str, named: str) -> None:
     test = SelfTest(Faulty(open_device(), name, text, instead))  # type: ignore[arg-type]
+    ask = {"recur": test.recurrence, "move_slots": test.moves}.get(name, test.tables)
     try:
         with pytest.raises(DeviceError, match=f"kernel {named} is wrong on webgpu device 'llvmpipe.*use another device"):
-            await test.tables()
+            await ask()
     finally:
         test.close()
 
