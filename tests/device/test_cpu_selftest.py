@@ -12,7 +12,7 @@ from pie_core.device import selftest_state
 from pie_core.device.cpu import CpuDevice
 from pie_core.device.protocol import NONE, DeviceError, TemplateSpec
 from pie_core.device.selftest import SelfTest, self_test
-from pie_core.device.templates import template
+from pie_core.device.templates import TEMPLATES, template
 from pie_server.adapters.cpu_module import open_cpu_device
 
 
@@ -93,6 +93,13 @@ async def test_a_word_read_as_another_is_found(device: CpuDevice, label: str, wo
             await (test.recurrence() if named == "recur" else test.moves())
     finally:
         test.close()
+
+
+async def test_every_template_is_run(device: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: set[str] = set()
+    monkeypatch.setattr(SelfTest, "run", lambda test, spec, bindings, run=SelfTest.run: (ran.add(spec.name), run(test, spec, bindings)))
+    await self_test(device)
+    assert ran == set(TEMPLATES)
 
 
 async def test_passes_twice_in_a_row(device: CpuDevice) -> None:
