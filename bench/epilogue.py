@@ -24,6 +24,8 @@ from pie_core.engine.loop import Engine
 from pie_core.eta import (
     Model,
     Tensor,
+    dry,
+    eta_cutoff,
     frequency_penalty,
     gather,
     gumbel_max,
@@ -35,9 +37,12 @@ from pie_core.eta import (
     reduce_argmax,
     sample,
     select,
+    tail_free,
     token_counts,
+    top_a,
     trace_epilogue,
     typical,
+    xtc,
 )
 from pie_core.eta import channel as channels
 from pie_core.eta.dtypes import f32_bits
@@ -49,7 +54,7 @@ from tests.support.engines import load_runner
 from tests.support.paths import default_model
 
 PROMPT = [504, 5185, 282, 4649, 314]
-HISTORY = 256  # tokens that the penalties look back on
+HISTORY = 256  # tokens that the penalties and DRY look back on
 
 
 @dataclass(eq=False)
@@ -93,12 +98,32 @@ def _penalties() -> Callable[[], Tensor]:
     return epilogue
 
 
-def _typical() -> Callable[[], Tensor]:
-    rng = _draws()
+def _filtered(mask: Callable[[Tensor], Tensor]) -> Callable[[], Callable[[], Tensor]]:
+    def make() -> Callable[[], Tensor]:
+        rng = _draws()
+
+        def epilogue() -> Tensor:
+            x = _logits() / 0.8
+            return gumbel_max(masked(x, mask(x)), channels.take(rng))
+
+        return epilogue
+
+    return make
+
+
+def _xtc() -> Callable[[], Tensor]:
+    coin = _draws()
+    return _filtered(lambda x: xtc(x, 0.1, 0.5, channels.take(coin)))()
+
+
+def _dry() -> Callable[[], Tensor]:
+    rng, history = _draws(), Cell("i32", (HISTORY,), [k % 40 for k in range(HISTORY)])
 
     def epilogue() -> Tensor:
-        x = _logits() / 0.8
-        return gumbel_max(masked(x, typical(x, 0.9)), channels.take(rng))
+        seen, place = channels.take(history), iota(HISTORY)
+        token = gumbel_max(dry(_logits(), seen) / 0.8, channels.take(rng))
+        channels.put(history, select(place == HISTORY - 1, token, gather(seen, place + 1)))
+        return token
 
     return epilogue
 
@@ -120,8 +145,14 @@ METHODS: dict[str, tuple[Callable[[], Callable[[], Tensor]], float]] = {  # how 
     "top-p 0.9": (_sampler(top_p=0.9), 1.15),
     "min-p 0.1": (_sampler(min_p=0.1), 1.25),
     "penalties, history of 256": (_penalties, 1.25),
-    "typical 0.9": (_typical, 1.25),
+    "typical 0.9": (_filtered(lambda x: typical(x, 0.9)), 1.25),
     "mirostat v2": (_mirostat, 1.25),
+    # bounded by what others publish of them
+    "top-a 0.2": (_filtered(lambda x: top_a(x, 0.2)), 1.15),
+    "eta 3e-4": (_filtered(lambda x: eta_cutoff(x, 3e-4)), 1.31),
+    "XTC 0.1, 0.5": (_xtc, 1.36),
+    "tail-free 0.95": (_filtered(lambda x: tail_free(x, 0.95)), 1.49),
+    "DRY, history of 256": (_dry, 2.15),
 }
 
 
