@@ -71,10 +71,10 @@ def pure_packages(folder: Path) -> Path:
 
 
 # The cpu device of the page, by itself: its queue, and the clock beside its work.
-PROBE = """
+DEVICE = """
 import asyncio, json, time
 
-async def probe(page):
+async def device(page):
     device, kernels, found = page._opened.device, page._opened._raw._kernels, {}
     buffer = device.create_buffer(64, "probe")
     other = device.create_buffer(64, "other")
@@ -105,8 +105,87 @@ async def probe(page):
     gone = device.read(buffer, 0, 4)
     gone.cancel()
     found["after a cancelled read"] = (await device.read(buffer, 0, 1)).decode()
-    return json.dumps(found)
+    return found
 """
+
+# A guest whose worker faulted: what it raises, to whom and how often it is asked, and what holds it.
+LINK = """
+import gc, weakref
+from pie_core.host.process import InferletFailed, Process
+from pie_web.link import PageGuest
+
+FAULT = ("fault", "", '{"type": "Trap", "message": "unreachable"}')
+
+class Port:
+    def __init__(self):
+        self.sent = []
+
+    def open(self, received, stepped):
+        self.received = received
+
+    def send(self, kind, body):
+        self.sent.append(kind)
+
+    def close(self):
+        pass
+
+def linked(page, on_fault=lambda kind, message: None):
+    port, process = Port(), Process(page._engine, page._services, "link")
+    return port, process, PageGuest(port, process.port, page._engine.limits, on_fault, lambda: None)
+
+def frames(error):
+    count, link = 0, error.__traceback__
+    while link is not None:
+        count, link = count + 1, link.tb_next
+    return count
+
+async def asked(guest):
+    try:
+        await guest.resume("[]")
+    except InferletFailed as error:
+        return [str(error), id(error), frames(error)], error
+
+async def ended(process, port, guest):
+    running = asyncio.ensure_future(process.run(guest, {}))
+    while "start" not in port.sent:
+        await asyncio.sleep(0)
+    port.received(*FAULT)
+    try:
+        await running
+    except InferletFailed as error:
+        return str(error)
+    finally:
+        del running  # it keeps the error, whose frames hold this one
+
+async def link(page):
+    found, told = {}, []
+    gc.disable()
+    port, process, guest = linked(page, lambda kind, message: told.append([kind, message]))
+    port.received(*FAULT)
+    port.received("nonsense", "", "")
+    found["told"] = told
+    asks = [await asked(guest) for _ in range(3)]
+    found["asked"] = [fields for fields, _ in asks]
+    asks.clear()
+    process.close()
+    guest.close()
+    kept = weakref.ref(guest)
+    del guest
+    found["freed between steps"] = kept() is None
+
+    port, process, guest = linked(page)
+    kept = weakref.ref(guest)
+    found["ended"] = await ended(process, port, guest)
+    del guest, process
+    await asyncio.sleep(0)  # the loop lets go of what it has just run
+    found["freed in a step"] = kept() is None
+    gc.enable()
+    return found
+
+async def probe(page):
+    return json.dumps({**await device(page), **await link(page)})
+"""
+PROBE = DEVICE + LINK
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +236,21 @@ def test_the_device_works_in_tasks_of_its_own_and_in_call_order(report: Report) 
 
 def test_work_that_blocks_the_worker_makes_nobody_late(report: Report) -> None:
     assert report["probed"]["clock"] == [True, True]
+
+
+def test_a_fault_is_raised_anew_each_time(report: Report) -> None:
+    """One that is kept would collect the frames of everybody whom it was raised to."""
+    asked = report["probed"]["asked"]
+    assert report["probed"]["told"] == [["Trap", "unreachable"]]
+    assert [words for words, _, _ in asked] == ["Trap: unreachable"] * 3
+    assert len({which for _, which, _ in asked}) == 3
+    assert len({frames for _, _, frames in asked}) == 1
+
+
+def test_a_guest_that_faulted_is_freed_by_its_references(report: Report) -> None:
+    found = report["probed"]
+    assert found["ended"] == "Trap: unreachable"
+    assert (found["freed between steps"], found["freed in a step"]) == (True, True), "no cycle waits for the garbage collector"
 
 
 ENDS = {

@@ -35,7 +35,7 @@ class PageGuest:
         ops.answers = False
         self._call = ops.call
         self._answer: asyncio.Future[str] | None = None
-        self._fault: InferletFailed | None = None
+        self._fault: tuple[str, str] | None = None  # type and message: an error that is kept would collect frames, which hold the guest
         self._closed = False
         self._send = port.send
         self._loop = asyncio.get_running_loop()
@@ -61,7 +61,7 @@ class PageGuest:
 
     async def _step(self, kind: str, text: str) -> str:
         if self._fault is not None:
-            raise self._fault
+            raise InferletFailed(*self._fault)
         self._answer = self._loop.create_future()
         self._send(kind, text)
         try:
@@ -116,9 +116,9 @@ class PageGuest:
             self._answer.set_result(answer)
 
     def _fail(self, kind: str, message: str) -> None:
-        self._fault = InferletFailed(kind, message)
+        self._fault = kind, message
         if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(self._fault)
+            self._answer.set_exception(InferletFailed(kind, message))
         else:
             self._on_fault(kind, message)
 
