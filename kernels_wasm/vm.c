@@ -96,11 +96,22 @@ static int32_t div_i32(int32_t a, int32_t b) { return b == 0 ? 0 : b == -1 ? (in
 static int32_t rem_i32(int32_t a, int32_t b) { return b == 0 || b == -1 ? 0 : a % b; }
 static uint32_t div_u32(uint32_t a, uint32_t b) { return b == 0 ? 0 : a / b; }
 static uint32_t rem_u32(uint32_t a, uint32_t b) { return b == 0 ? 0 : a % b; }
-// a - trunc(a / b) * b, exact in f64 for quotients below 2^29.
+// Exact, whatever the quotient: long division of the mantissas, 40 bits a turn.
 static float rem_f32(float a, float b) {
-  double q = __builtin_trunc((double)a / (double)b), r = (double)a - q * (double)b;
-  if (__builtin_isinf(b) && !__builtin_isinf(a) && a == a) r = (double)a;
-  return __builtin_copysignf((float)r, a);
+  union { float f; uint32_t u; } from = {.f = a}, by = {.f = b};
+  uint32_t sign = from.u & 0x80000000u, x = from.u ^ sign, y = by.u & 0x7fffffffu;
+  if (x >= 0x7f800000u || y > 0x7f800000u || y == 0) return __builtin_nanf("");
+  if (x < y) return a;
+  uint32_t e = y >> 23 ? y >> 23 : 1, left = (x >> 23 ? x >> 23 : 1) - e;
+  uint64_t m = (y & 0x7fffffu) | (y >> 23 ? 0x800000u : 0), r = ((x & 0x7fffffu) | (x >> 23 ? 0x800000u : 0)) % m;
+  for (uint32_t bits; left; left -= bits) {
+    bits = left < 40 ? left : 40;
+    r = (r << bits) % m;
+  }
+  uint32_t up = r ? (uint32_t)__builtin_clz((uint32_t)r) - 8 : 0;
+  if (up > e - 1) up = e - 1;
+  from.u = sign | (r ? ((e - up - 1) << 23) + ((uint32_t)r << up) : 0);
+  return from.f;
 }
 #define VM_LANES(name, T, scalar)                                        \
   static inline v128_t name(v128_t a, v128_t b) {                        \

@@ -43,8 +43,9 @@ def emit_map_wgsl(
         for i, (b, a) in enumerate(bindings)
     ]
     body = "\n".join(writer.lines)
+    loops = f"at most {writer.iterations} loop iterations" if writer.iterations else "no loops"
     source = [
-        f"// One thread an element of {n} over at most {bucket} rows; no loops.",
+        f"// One thread an element of {n} over at most {bucket} rows; {loops}.",
         *declared,
         "var<private> runtime_zero: u32;" if "runtime_zero" in body else "",
         helpers_for(body),
@@ -57,7 +58,7 @@ def emit_map_wgsl(
         f"  out[t * {n}u + i] = {names[program.outs[0]]};",
         "}",
     ]
-    return WgslKernel("\n".join(filter(None, source)) + "\n", workgroup, bindings, 0, (grid, 1, 1))
+    return WgslKernel("\n".join(filter(None, source)) + "\n", workgroup, bindings, writer.iterations, (grid, 1, 1))
 
 
 def emit_map_cpu(program: Program, n: int, inputs: Sequence[tuple[int, int]], rows: str, bucket: int) -> CpuProgram:

@@ -79,13 +79,26 @@ HELPERS: dict[str, str] = {
     # f32(x) may round either way; two exact halves and one addition round to nearest.
     "f_from_i32": "fn f_from_i32(x: i32) -> f32 { return f32(x >> 16u) * 65536.0 + f32(x & 0xffffi); }",
     "f_from_u32": "fn f_from_u32(x: u32) -> f32 { return f32(x >> 16u) * 65536.0 + f32(x & 0xffffu); }",
-    "f_rem": """fn f_rem(a: f32, b: f32) -> f32 {  // the quotient may be off by one: put the remainder back into [0, |b|)
-  let d = abs(b);
-  let n = abs(a);
-  let r0 = fma(-trunc(n / d), d, n);
-  let r1 = select(r0, r0 + d, r0 < 0.0);
-  let r = select(r1, r1 - d, r1 >= d);
-  return bitcast<f32>(bitcast<u32>(select(r, n, n < d)) | (bitcast<u32>(a) & 0x80000000u));
+    "f_rem": """fn f_rem(a: f32, b: f32) -> f32 {  // exact: long division of the mantissas, 20 bits of the quotient a turn
+  let x = bitcast<u32>(a) & 0x7fffffffu;
+  let y = bitcast<u32>(b) & 0x7fffffffu;
+  if (x >= 0x7f800000u || y > 0x7f800000u || y == 0u) { return bitcast<f32>(x | 0x7fc00000u); }  // NaN
+  if (x < y) { return a; }
+  let e = max(y >> 23u, 1u);
+  let m = (y & 0x007fffffu) | select(0u, 0x00800000u, y >= 0x00800000u);
+  var r = ((x & 0x007fffffu) | select(0u, 0x00800000u, x >= 0x00800000u)) % m;
+  var left = max(x >> 23u, 1u) - e;
+  for (var turn = 0u; turn < 13u && left > 0u; turn += 1u) {
+    let bits = min(left, 20u);
+    let q = u32(f32(r) / f32(m) * f32(1u << bits));  // off by one at most
+    r = (r << bits) - q * m;  // modulo 2^32, which is enough: it lies between -m and 2 m
+    r = select(r, r + m, r >= 0x80000000u);
+    r = select(r, r - m, r >= m);
+    left -= bits;
+  }
+  let up = min(countLeadingZeros(r) - 8u, e - 1u);
+  let found = select(((e - up - 1u) << 23u) + (r << up), 0u, r == 0u);
+  return bitcast<f32>(found | (bitcast<u32>(a) & 0x80000000u));
 }""",
     "i_div": """fn i_div(a: i32, b: i32) -> i32 {
   if (b == 0i) { return 0i; }
@@ -231,7 +244,13 @@ HELPERS: dict[str, str] = {
 }}""",
 }
 
+LOOPS = {"f_rem": 13}  # helpers with a loop, and its most iterations
 _CALL = re.compile(r"\b([a-z]\w*)\(")
+
+
+def iterations_of(code: str) -> int:
+    """Most loop iterations of the helpers that `code` calls itself."""
+    return sum(LOOPS.get(name, 0) for name in _CALL.findall(code))
 
 
 def helpers_for(body: str) -> str:

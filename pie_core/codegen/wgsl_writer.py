@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pie_core.codegen.wgsl_lib import helpers_for
+from pie_core.codegen.wgsl_lib import helpers_for, iterations_of
 from pie_core.eta.dtypes import is_finite_bits
 from pie_core.eta.program import Node
 from pie_core.eta.rules import show
@@ -85,6 +85,10 @@ class Writer:
     def let(self, expr: str, note: str = "") -> str:
         """Append a let; its name."""
         name = self.name()
+        inside = self._times * iterations_of(expr)
+        if inside:
+            self.iterations += inside
+            note = f"{note}; at most {inside} iterations"
         self.line(f"let {name} = {expr};" + (f"  // {note}" if note else ""))
         return name
 

@@ -162,7 +162,7 @@ _row("div", 2, "elementwise", rules.arithmetic, {"f32": "{0} / {1}", "i32": "i_d
      "Quotient; integers truncate, 0 for divisor 0.", "div")  # fmt: skip
 _row("rem", 2, "elementwise", rules.arithmetic, {"f32": "f_rem({0}, {1})", "i32": "i_rem({0}, {1})", "u32": "u_rem({0}, {1})"},
      {"f32": "v_rem_f32(a, b)", "i32": "v_rem_i32(a, b)", "u32": "v_rem_u32(a, b)"}, numerics.remainder,
-     "Remainder with the sign of x; integers give 0 for divisor 0; f32 quotients up to 2^24.", "rem")  # fmt: skip
+     "Remainder with the sign of x, exact; for divisor 0 integers give 0, f32 NaN.", "rem")  # fmt: skip
 _row("max", 2, "elementwise", rules.arithmetic, {"f32": "f_max({0}, {1})", **_each("max({0}, {1})", "i32", "u32")},
      {"f32": "v_max_f32(a, b)", "i32": "wasm_i32x4_max(a, b)", "u32": "wasm_u32x4_max(a, b)"}, numerics.larger,
      "The larger; the other where one is NaN.", "maximum")  # fmt: skip

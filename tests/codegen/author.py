@@ -38,9 +38,9 @@ def counter() -> Chan:
     return Chan("u32", (2,), is_counter=True)
 
 
-def traced(fn: Callable[[], Any], vocab: int = 1000, hidden: int = 64) -> Traced:
-    """`fn` traced for a model of these widths, its text parsed back as a host does."""
-    result = trace_epilogue(fn, Model(vocab, hidden))
+def traced(fn: Callable[[], Any], vocab: int = 1000, hidden: int = 64, rows: int | None = None) -> Traced:
+    """`fn` traced for a model of these widths and a pass of `rows` read-outs, its text parsed back as a host does."""
+    result = trace_epilogue(fn, Model(vocab, hidden), rows)
     assert Program.parse(result.program.text) == result.program
     return result
 

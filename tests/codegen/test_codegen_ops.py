@@ -64,6 +64,9 @@ NEAR_ONE = np.concatenate([1 - np.arange(1, 200) * 2.0**-24, np.arange(1, 200) *
 QUARTERS = (np.random.default_rng(7).integers(-400, 400, N) / 4).astype(np.float32)
 DIVISORS = np.random.default_rng(8).uniform(0.5, 9, N).astype(np.float32)
 ORDINARY = np.random.default_rng(9).normal(1, 1, N).astype(np.float32)
+FRACTIONS = np.random.default_rng(10).uniform(1, 2, N).astype(np.float32)
+DISTANT = FRACTIONS * (2.0 ** np.random.default_rng(11).uniform(-126, 127, N)).astype(np.float32)  # quotients of all sizes
+SUBNORMAL = np.random.default_rng(12).integers(1, 1 << 23, N, dtype=np.uint32).view(np.float32)
 RAMP = np.linspace(-3, 3, N).astype(np.float32)
 INTS, WORDS = (integers(0, np.int32), integers(1, np.int32)), (integers(0, np.uint32), integers(1, np.uint32))
 
@@ -89,8 +92,12 @@ CASES: dict[str, tuple[Callable[..., Any], list[tuple[Any, Any]], float, float]]
     "f32 log": (lambda x: (F["log"](x), -F["log"](-F["log"](x))), [(F32, NEAR_ONE)], 1e-6, 1e-6),
     "f32 binary": (apply(pairwise("f32")), [(F32, floats(0)), (F32, floats(1))], 1e-6, 1e-37),
     "f32 quotients": (
-        lambda a, b: (a / b, a % b, a % 1.0, a % 0.75), [(F32, QUARTERS), (F32, DIVISORS)],
+        lambda a, b: (a / b, a % 1.0, a % 0.75), [(F32, QUARTERS), (F32, DIVISORS)],
         2e-6, 2e-5,
+    ),
+    "f32 remainders": (  # exact: they tell of a quotient that is off by one, and of a product that was rounded
+        lambda a, b, c, d: (a % b, -a % b, b % a, c % d, d % c, a % d, d % a, c % b, c % 0.1, a % 1.2e-38),
+        [(F32, floats(0)), (F32, floats(1)), (F32, DISTANT), (F32, SUBNORMAL)], 0, 0,
     ),
     "i32": (both("i32"), [(I32, INTS[0]), (I32, INTS[1])], 0, 0),
     "u32": (both("u32"), [(U32, WORDS[0]), (U32, WORDS[1])], 0, 0),

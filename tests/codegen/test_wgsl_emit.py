@@ -11,7 +11,7 @@ import pytest
 import pie_core.eta.program as program_module
 from pie_core.codegen import emit_epilogue_wgsl, emit_epilogue_wgsl_split, wgsl_text
 from pie_core.codegen.wgsl import MAX_ITERATIONS
-from pie_core.eta import Program, ProgramError, intrinsics
+from pie_core.eta import OPS, Program, ProgramError, intrinsics
 from tests.codegen.author import F, counter, map_program, over_cells, traced
 from tests.codegen.gpu import lavapipe_gpu
 from tests.codegen.wgsl_families import GOLDEN, VOCAB, all_kernels, families, golden_texts, gumbel
@@ -26,6 +26,11 @@ def test_golden_wgsl(name: str) -> None:
 
 def test_no_golden_file_is_left_over() -> None:
     assert {path.stem for path in GOLDEN.glob("*.wgsl")} == set(golden_texts())
+
+
+def test_every_op_has_a_golden_text() -> None:
+    written = {node.name for program in families().values() for node in program.ops}
+    assert written >= {row.name for row in OPS.values() if row.kind != "source"} | {"output", "outputs", "param"}
 
 
 def test_all_forms_compile_with_tint_and_naga() -> None:

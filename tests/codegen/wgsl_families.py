@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pie_core.codegen import WgslKernel, emit_epilogue_wgsl, emit_epilogue_wgsl_split
-from pie_core.eta import Program, intrinsics
+from pie_core.eta import OPS, Program, intrinsics
 from tests.codegen.author import Chan, F, counter, greedy, over_cells, traced
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -36,14 +36,58 @@ def penalties() -> Callable[[], Any]:
     return fn
 
 
+def floats(x: Any, y: Any) -> Any:
+    """Each elementwise op of f32, and what leads to it and from it."""
+    unary = [F[row.py](x) for row in OPS.values() if row.kind == "elementwise" and row.arity == 1 and row.py and "f32" in row.wgsl]
+    binary = [F[row.py](x, y) for row in OPS.values() if row.kind == "elementwise" and row.arity == 2 and "f32" in row.wgsl]
+    return *unary, *binary, F["select"](x > y, x, y), x.cast("i32"), x.cast("u32"), x.cast("bool")
+
+
+def integers(x: Any, y: Any, flag: Any) -> Any:
+    """Arithmetic of i32, and conversions among integers and bools."""
+    made = x // y, x % y, -x, F["absolute"](x), F["sign"](x), x.cast("f32"), x.cast("bool") ^ flag
+    u = x.cast("u32")
+    return *made, u // 7, u % 7, u.cast("f32"), flag.cast("f32"), ~flag | (x < y) & (u > 3)
+
+
+def noise() -> Callable[[], Any]:
+    """The generators."""
+    rng = counter()
+
+    def fn() -> Any:
+        state = rng.take()
+        return F["rng_uniform"](state, 100), F["rng_normal"](state, 100), F["rng_gumbel"](state), F["iota"](100)
+
+    return fn
+
+
+def registers() -> Callable[[], Any]:
+    """A cell that stays, one whose value is put and seen again, and one that is only consumed."""
+    peeked, total, dropped = Chan("bool", (40,)), Chan("i32", (40,)), Chan("f32")
+
+    def fn() -> Any:
+        dropped.take()
+        total.put(F["select"](peeked.read(), total.take(), 0))
+        return F["reduce_sum"](total.read())
+
+    return fn
+
+
 def families() -> dict[str, Program]:
     """Programs by name."""
     return {
         "greedy": traced(greedy, VOCAB).program,
         "gumbel": traced(gumbel(), VOCAB).program,
         "softmax_rows": over_cells(F["softmax"], ("f32", (4, 1000))).program,
+        "floats": over_cells(floats, ("f32", (100,)), ("f32", (100,))).program,
+        "integers": over_cells(integers, ("i32", (100,)), ("i32", (100,)), ("bool", (100,))).program,
+        "noise": traced(noise()).program,
+        "reductions": over_cells(
+            lambda x: tuple(F[name](x) for name in ("reduce_sum", "reduce_max", "reduce_min", "reduce_argmax")), ("f32", (3, 500))
+        ).program,
         "view": over_cells(lambda x, y: F["transpose"](x) + F["broadcast"](y, (5, 3)), ("f32", (3, 5)), ("f32", (1, 3))).program,
         "lookup": over_cells(F["gather"], ("f32", (9, 4)), ("i32", (6,))).program,
+        "gather_row": over_cells(F["gather_row"], ("f32", (9, 4)), ("i32", (9,))).program,
         "mask_apply": over_cells(F["mask_apply"], ("f32", (100,)), ("u32", (4,))).program,
         "pivot_rank": traced(lambda: F["pivot_threshold"](intrinsics.output(0), rank=40), VOCAB).program,
         "pivot_mass": over_cells(lambda x: F["pivot_threshold"](x, mass=0.9), ("f32", (1000,))).program,
@@ -55,6 +99,9 @@ def families() -> dict[str, Program]:
         "cumprod": over_cells(F["cumprod"], ("f32", (3, 8))).program,
         "matmul": over_cells(F["matmul"], ("f32", (20, 30)), ("f32", (30, 40))).program,
         "scatter": traced(penalties(), VOCAB).program,
+        "scatter_set": over_cells(F["scatter_set"], ("f32", (500, 2)), ("u32", (1200,)), ("f32", (1200, 2))).program,
+        "rows": traced(lambda: F["reduce_argmax"](intrinsics.outputs("logits")), 1000, rows=3).program,
+        "registers": traced(registers()).program,
     }
 
 
