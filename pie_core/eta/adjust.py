@@ -40,6 +40,8 @@ def repetition_penalty(logits: Tensor, counts: Tensor, penalty: Number) -> Tenso
     """Logits of tokens seen (counts > 0, a number of the logits' shape) divided by the penalty where positive, multiplied where negative
     (arXiv:1909.05858)."""
     by = scalar(floats(logits, "repetition_penalty"), penalty, "repetition_penalty: penalty")
+    if not isinstance(penalty, Tensor) and penalty <= 0:
+        raise TraceError(f"repetition_penalty: penalty is over 0 (1 changes nothing), got {penalty}")
     return select(counts > 0, select(logits > 0.0, logits / by, logits * by), logits)
 
 

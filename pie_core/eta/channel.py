@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pie_core.eta.advice import is_channel, operand_advice
 from pie_core.eta.errors import TraceError
 from pie_core.eta.functions import iota
 from pie_core.eta.rules import show
@@ -32,5 +33,8 @@ def put(channel: ChannelLike, value: Tensor | Scalar) -> None:
         raise TraceError("put: a counter advances by itself at each take")
     if not isinstance(value, (Tensor, bool, int, float)):
         cell = show((channel.dtype, tuple(channel.shape)))
-        raise TraceError(f"put: the channel holds {cell}, the value is a {type(value).__name__}; put a Tensor of that shape, or one number")
+        raise TraceError(
+            f"put: the channel holds {cell}, the value is a {type(value).__name__}; put a Tensor of that shape, or one number"
+            f"{operand_advice(value) if is_channel(value) else ''}"
+        )
     active_trace("put").put(channel, value)

@@ -53,7 +53,7 @@ def to_word(value: object, dtype: str) -> int:
         return value & 0xFFFFFFFF
     kind = type(value).__name__
     advice = " (use cast(x, 'f32') for fractions)" if isinstance(value, float) else ""
-    raise TraceError(f"a {kind} constant cannot be combined with a {dtype} tensor{advice}")
+    raise TraceError(f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} constant cannot be combined with a {dtype} tensor{advice}")
 
 
 def from_word(word: int, dtype: str) -> int | float | bool:

@@ -6,6 +6,8 @@ divide by the temperature first where the filter shall see the tempered distribu
 
 from __future__ import annotations
 
+from pie_core.eta.advice import is_channel, operand_advice
+from pie_core.eta.dtypes import INTEGER
 from pie_core.eta.errors import TraceError
 from pie_core.eta.functions import TABLE_FUNCTIONS, broadcast, constant, iota, pivot_threshold, rng_uniform, scatter_set, sort_desc
 from pie_core.eta.probability import (
@@ -19,6 +21,7 @@ from pie_core.eta.probability import (
     log,
     masked,
     maximum,
+    number,
     reduce_argmax,
     reduce_max,
     reduce_sum,
@@ -27,6 +30,7 @@ from pie_core.eta.probability import (
     softmax,
     sqrt,
 )
+from pie_core.eta.rules import show
 from pie_core.eta.tensor import Scalar, Tensor
 
 absolute, cumsum, gather, minimum, reduce_min = (
@@ -43,9 +47,12 @@ def top_k_mask(logits: Tensor, k: int | Tensor) -> Tensor:
     """The k largest of each row (arXiv:1805.04833); ties with the k-th stay too. k is a Python int or an integer scalar."""
     floats(logits, "top_k_mask")
     if isinstance(k, Tensor):
+        if k.shape or k.dtype not in INTEGER:
+            raise TraceError(f"top_k_mask: k is an int of 1 or more, or a scalar Tensor of i32 or u32, got {show(k.type)}")
         return pivot_threshold(logits, rank=maximum(k, 1))
     if type(k) is not int or k < 1:
-        raise TraceError(f"top_k_mask: k is an int of 1 or more, got {k!r}")
+        got = type(k).__name__ if is_channel(k) else f"{k!r:.40}"
+        raise TraceError(f"top_k_mask: k is an int of 1 or more, got {got}{operand_advice(k)}")
     return pivot_threshold(logits, rank=k)
 
 
@@ -131,10 +138,12 @@ def sample(  # noqa: PLR0917
     floats(logits, "sample")
     if isinstance(temperature, Tensor):
         temperature = maximum(temperature, COLDEST_SAMPLE)
-    elif temperature == 0:
-        return reduce_argmax(logits)
-    elif temperature < COLDEST_SAMPLE:
-        raise TraceError(f"sample: temperature is 0 (greedy) or {COLDEST_SAMPLE} or more, got {temperature}")
+    else:
+        number(temperature, "sample: temperature")
+        if temperature == 0:
+            return reduce_argmax(logits)
+        if temperature < COLDEST_SAMPLE:
+            raise TraceError(f"sample: temperature is 0 (greedy) or {COLDEST_SAMPLE} or more, got {temperature}")
     x = logits / finite(logits, temperature, "sample: temperature")
     if top_k is not None:
         x = masked(x, top_k_mask(x, top_k))
@@ -152,6 +161,7 @@ def _share(logits: Tensor, value: Number, what: str) -> Tensor:
     """A number from 0 to 1 as f32; a Tensor is cut off at 1."""
     if isinstance(value, Tensor):
         return minimum(value, 1.0)
+    number(value, what)
     if not 0 <= value <= 1:
         raise TraceError(f"{what} lies between 0 and 1, got {value}")
     return scalar(logits, value, what)

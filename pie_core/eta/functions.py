@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pie_core.eta.dtypes import DTYPES
+from pie_core.eta.advice import operand_advice
+from pie_core.eta.dtypes import DTYPES, INTEGER
 from pie_core.eta.errors import TraceError
 from pie_core.eta.ops import OPS, Op
-from pie_core.eta.rules import MAX_ELEMENTS, MAX_RANK, Attrs, Shape, elements
+from pie_core.eta.rules import MAX_ELEMENTS, MAX_RANK, Attrs, Shape, elements, show
 from pie_core.eta.tensor import Scalar, Tensor
 from pie_core.eta.trace import NO_ATTRS, active_trace
 
@@ -16,7 +17,10 @@ from pie_core.eta.trace import NO_ATTRS, active_trace
 def _function(row: Op) -> Callable[..., Tensor]:
     name, label, arity = row.name, row.py, row.arity
 
-    def function(*operands: Tensor | Scalar) -> Tensor:
+    def function(*operands: Tensor | Scalar, **named: object) -> Tensor:
+        if named:
+            last = "; it works along the last axis" if row.kind == "reduce" else ""
+            raise TraceError(f"{label} takes operands by position alone, got {', '.join(named)}={last}")
         if len(operands) != arity:
             raise TraceError(f"{label} takes {arity} operand{'s' if arity > 1 else ''}, got {len(operands)}")
         return active_trace(label).op(name, *operands)
@@ -31,6 +35,10 @@ globals().update(TABLE_FUNCTIONS)  # importable by name, for authors
 
 
 def _shape(shape: int | Sequence[int], what: str) -> Shape:
+    if isinstance(shape, Tensor):
+        raise TraceError(f"{what}: shapes are fixed while a program is traced, so extents are Python ints, not Tensors")
+    if not isinstance(shape, (int, tuple, list)):
+        raise TraceError(f"{what} takes a shape as an int or a tuple of ints, got {type(shape).__name__}")
     dims = (shape,) if isinstance(shape, int) else tuple(shape)
     if len(dims) > MAX_RANK or any(type(d) is not int or d < 1 for d in dims) or elements(dims) > MAX_ELEMENTS:
         raise TraceError(f"{what}: a shape has at most {MAX_RANK} extents of 1 or more and {MAX_ELEMENTS} elements, got {shape!r}")
@@ -46,7 +54,11 @@ def constant(value: Scalar, dtype: str) -> Tensor:
     """A scalar of a stated dtype."""
     if dtype not in DTYPES:
         raise TraceError(f"constant knows the dtypes {', '.join(DTYPES)}, not {dtype!r}")
-    return active_trace("constant").constant(value, dtype)
+    trace = active_trace("constant")
+    try:
+        return trace.constant(value, dtype)
+    except TraceError:
+        raise TraceError(f"constant: {value!r:.40} ({type(value).__name__}) is not {dtype}; cast(x, dtype) converts a Tensor") from None
 
 
 def broadcast(x: Tensor | Scalar, shape: int | Sequence[int]) -> Tensor:
@@ -139,6 +151,8 @@ def pivot_threshold(
         raise TraceError("pivot_threshold takes order= with mass= only: what to walk while the mass lasts")
     if name == "pivot_mass":
         return x.trace.op(name, x if order is None else _only(order, "pivot_threshold"), x, value)
+    if name == "pivot_rank" and isinstance(value, Tensor) and (value.shape or value.dtype not in INTEGER):
+        raise TraceError(f"pivot_threshold takes rank= as an int or a scalar Tensor of i32 or u32, got {show(value.type)}")
     if name == "pivot_rank" and isinstance(value, Tensor) and value.dtype == "i32":
         value = maximum(value, 0).cast("u32")
     return x.trace.op(name, x, value)
@@ -150,7 +164,8 @@ def _tensor(x: Tensor | Scalar, what: str) -> Tensor:
 
 def _only(x: object, what: str) -> Tensor:
     if not isinstance(x, Tensor):
-        raise TraceError(f"{what} takes a Tensor, got {type(x).__name__}; constant(x, dtype) makes a scalar one")
+        advice = operand_advice(x) or "; constant(x, dtype) makes a scalar one"
+        raise TraceError(f"{what} takes a Tensor, got {type(x).__name__}{advice}")
     return x
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from pie_core.eta.advice import operand_advice
 from pie_core.eta.errors import TraceError
 from pie_core.eta.functions import TABLE_FUNCTIONS, broadcast, iota, rng_gumbel, rng_normal, rng_uniform
 from pie_core.eta.rules import show
@@ -22,16 +23,25 @@ NEG_INF = float("-inf")
 def floats(x: Any, what: str, ranks: tuple[int, ...] = (1, 2)) -> Tensor:
     """x, if it is f32 of one of these ranks. Raises TraceError naming the function."""
     if not isinstance(x, Tensor):
-        raise TraceError(f"{what} takes a Tensor, got {type(x).__name__}")
+        raise TraceError(f"{what} takes a Tensor, got {type(x).__name__}{operand_advice(x)}")
     if x.dtype != "f32" or len(x.shape) not in ranks:
         raise TraceError(f"{what} takes f32 {'[n]' if 2 not in ranks else '[n] or [m, n]'}, got {show(x.type)}")
     return x
 
 
+def number(value: Any, what: str) -> None:
+    """Raises TraceError naming `what` where value is no Python number (a bool is none)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        got = "nothing" if value is None else type(value).__name__
+        raise TraceError(f"{what} is a number or a Tensor of f32, got {got}{operand_advice(value)}")
+
+
 def scalar(like: Tensor, value: Scalar | Tensor, what: str) -> Tensor:
-    """A number as an f32 value of the trace of `like`; a Tensor as it is. Raises TraceError naming `what` for a NaN."""
+    """A number as an f32 value of the trace of `like`; a Tensor as it is. Raises TraceError naming `what` for a NaN and for what is no
+    number."""
     if isinstance(value, Tensor):
         return value
+    number(value, what)
     if isinstance(value, float) and math.isnan(value):
         raise TraceError(f"{what} is a number, got nan")
     return like.trace.constant(value, "f32")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
+from pie_core.eta.advice import attribute_advice
 from pie_core.eta.errors import TraceError
 from pie_core.eta.rules import Shape, Type, show
 
@@ -127,6 +128,16 @@ class Tensor:
             raise TraceError(f"^ takes bool, got {show(self.type)}")
         return self.trace.op("ne", self.cast("u32"), other.cast("u32") if isinstance(other, Tensor) else int(other))
 
+    def __lshift__(self, other: object) -> NoReturn:
+        raise TraceError("<< and >> are not there: x * 2 and x // 2 on u32 do what a shift by one does")
+
+    __rlshift__ = __rshift__ = __rrshift__ = __lshift__
+
+    def __divmod__(self, other: object) -> NoReturn:
+        raise TraceError("divmod is not there: x // y and x % y on integers")
+
+    __rdivmod__ = __divmod__
+
     def __matmul__(self, other: Tensor) -> Tensor:
         return self.trace.op("matmul", self, other)
 
@@ -147,7 +158,8 @@ class Tensor:
 
     def __bool__(self) -> NoReturn:
         raise TraceError(
-            "a Tensor has no value while it is traced: use select(cond, a, b) instead of if, and & | ~ instead of and, or, not; "
+            "a Tensor has no value while it is traced: use select(cond, a, b) instead of if, & | ~ instead of and, or, not, "
+            "(0 < x) & (x < 1) instead of 0 < x < 1, maximum(a, b) and minimum(a, b) instead of max(a, b) and min(a, b); "
             "await the output of the pass to branch in the program"
         )
 
@@ -157,7 +169,32 @@ class Tensor:
     __index__ = __int__
 
     def __float__(self) -> NoReturn:
-        raise TraceError("a Tensor has no value while it is traced; cast(x, 'f32') converts, awaiting the output gives the number")
+        raise TraceError(
+            "a Tensor has no value while it is traced; cast(x, 'f32') converts, exp(x), log(x) and so on of this language take Tensors "
+            "where those of math take numbers, awaiting the output gives the number"
+        )
+
+    def __round__(self, digits: object = None) -> NoReturn:
+        raise TraceError("a Tensor is not rounded by Python: x.cast('i32') cuts off towards 0, (x + 0.5).cast('i32') rounds what is over 0")
+
+    __floor__ = __ceil__ = __trunc__ = __round__
+
+    def __format__(self, spec: str) -> NoReturn:
+        raise TraceError(
+            "a Tensor has no value while it is traced, so there is nothing to format: await the output and format that; "
+            "{x!r} shows dtype and shape"
+        )
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        raise TraceError(
+            "NumPy computes with values, and a Tensor has none while it is traced: use the functions of this language, "
+            "and x.item() for a number that NumPy made"
+        )
+
+    __array_ufunc__ = __array__
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a Tensor has no attribute {name!r}{attribute_advice(name)}", name=name, obj=self)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -185,7 +222,9 @@ class Tensor:
         if isinstance(key, slice):
             start, stop, step = key.indices(n) if _static(key) else (0, 0, 0)
             if step != 1 or stop <= start:
-                raise TraceError(f"x[a:b] takes Python ints and keeps one row or more, got [{key.start}:{key.stop}:{key.step}] of {n} rows")
+                raise TraceError(
+                    f"x[a:b] takes Python ints and keeps one row or more, got [{key.start!r}:{key.stop!r}:{key.step!r}] of {n} rows"
+                )
             index = self.trace.add("iota", (), {}, ("u32", (stop - start,)))
             return self.trace.op("gather", self, index + start if start else index)
         if type(key) is not int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
+from pie_core.eta.advice import operand_advice, result_advice
 from pie_core.eta.canonical import canonical
 from pie_core.eta.constant_faults import ARITHMETIC, constant_fault
 from pie_core.eta.dtypes import DTYPES, to_word
@@ -149,12 +150,12 @@ class Trace:
 
     def _check_constants(self, name: str, args: Sequence[Tensor]) -> None:
         for position, arg in enumerate(args):
-            if arg.shape or arg.dtype != "f32" or arg.trace is not self:
+            if arg.shape or arg.trace is not self:
                 continue
             node = self.ops[arg.id]
             if node.name in ("param", "const"):
                 word = self.words[int(node.attrs["slot"])] if node.name == "param" else int(node.attrs["bits"])
-                fault = constant_fault(name, position, word)
+                fault = constant_fault(name, position, arg.dtype, word)
                 if fault:
                     raise TraceError(f"{self.table[name].py or name}: {fault}")
 
@@ -167,14 +168,13 @@ class Trace:
             if isinstance(operand, Tensor):
                 args.append(operand)
                 continue
-            if hasattr(operand, "take"):
-                raise TraceError(
-                    f"{row.py or name} takes Tensors and Python numbers, got {type(operand).__name__}; .take() gives its value"
-                )
+            advice = operand_advice(operand)
+            if advice and not isinstance(operand, (list, tuple)):
+                raise TraceError(f"{row.py or name} takes Tensors and Python numbers, got {type(operand).__name__}{advice}")
             try:
                 args.append(self.constant(operand, fixed.get(position) or dtype or _natural(operand)))
             except TraceError as error:
-                raise TraceError(f"{row.py or name}: {error}") from None
+                raise TraceError(f"{row.py or name}: {error}{advice}") from None
         return args
 
     def constant(self, value: object, dtype: str) -> Tensor:
@@ -261,7 +261,11 @@ class Trace:
         chan = self._touch(channel, "put")
         cell = self._chans[chan]
         if not isinstance(value, Tensor):
-            value = self.constant(value, cell.dtype)
+            try:
+                value = self.constant(value, cell.dtype)
+            except TraceError:
+                got = f"{value!r:.40} ({type(value).__name__})"
+                raise TraceError(f"put: the channel holds {show((cell.dtype, cell.shape))}, the value is {got}") from None
         if not value.shape and cell.shape:
             value = self.add("broadcast", (value,), NO_ATTRS, (value.dtype, cell.shape))
         if value.type != (cell.dtype, cell.shape):
@@ -362,6 +366,10 @@ def trace_stage(stage: str, fn: Callable[[], Any], shapes: Mapping[str, Shape]) 
 
 
 def _traced(trace: Trace, fn: Callable[[], Any], what: str) -> Traced:
+    code = getattr(fn, "__code__", None)  # of a plain function
+    if code is not None and code.co_argcount > len(getattr(fn, "__defaults__", None) or ()):
+        names = ", ".join(code.co_varnames[: code.co_argcount])
+        raise TraceError(f"{what} is a function without parameters, it reads intrinsics and channels; this one has {names}")
     with tracing(trace):
         result = fn()
     single = isinstance(result, Tensor)
@@ -376,7 +384,7 @@ def _traced(trace: Trace, fn: Callable[[], Any], what: str) -> Traced:
             if hasattr(out, "close") and hasattr(out, "cr_code"):
                 out.close()
                 raise TraceError(f"{what} is a plain function, not async: it is traced, nothing can be awaited in it")
-            raise TraceError(f"{what} returns Tensors, got {type(out).__name__}")
+            raise TraceError(f"{what} returns Tensors, got {type(out).__name__}; {result_advice(out)}")
         if out.trace is not trace:
             raise TraceError(f"{what} returned a tensor of another trace; use channels to carry values between passes")
         if elements(out.shape) > MAX_ELEMENTS:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pie_core import eta
@@ -122,7 +124,7 @@ def test_constants_that_mean_something_are_left_alone() -> None:
     def fn() -> Any:
         x = intrinsics.output(0)
         i = F["reduce_argmax"](x)
-        return x / float("inf"), x / 1.2e-38, 0.0 / x, x + float("-inf"), F["select"](x > 0, x, float("nan")), i // 0, i % 0
+        return x / float("inf"), x / 1.2e-38, 0.0 / x, x + float("-inf"), F["select"](x > 0, x, float("nan")), 0 // i, i - i
 
     assert len(trace_epilogue(fn, MODEL).program.outs) == 7
 
@@ -187,7 +189,19 @@ async def bad_async() -> Any:
     await asyncio.sleep(0)
 
 
+def a_generator() -> Any:
+    yield intrinsics.output(0)
+
+
+def a_tensor_in_a_loop() -> Any:
+    x = F["reduce_max"](intrinsics.output(0))
+    while x > 0:
+        x = x - 1.0
+    return x
+
+
 CHAN = Chan()
+COUNTER = Chan("u32", (2,), is_counter=True)
 MISTAKES = [
     (bad_bool, r"use select\(cond, a, b\) instead of if"),
     (lambda: int(F["reduce_argmax"](intrinsics.output(0))), "has no value while it is traced"),
@@ -251,6 +265,70 @@ MISTAKES = [
     (lambda: sum(intrinsics.output(0) * float(i) for i in range(300)), "more than 256 scalar constants"),
     (lambda: [F["iota"](i + 1) for i in range(1100)], "more than 1024 ops"),
     (lambda: trace_epilogue(lambda: intrinsics.output(0), MODEL), "cannot be traced inside another"),
+    # Python
+    (lambda: 0 < intrinsics.output(0) < 1, r"\(0 < x\) & \(x < 1\) instead of 0 < x < 1"),
+    (lambda: not (intrinsics.output(0) > 0), "& | ~ instead of and, or, not"),
+    (lambda: max(intrinsics.output(0), 0.0), r"maximum\(a, b\) and minimum\(a, b\) instead of max\(a, b\)"),
+    (a_tensor_in_a_loop, r"use select\(cond, a, b\) instead of if"),
+    (lambda: range(F["reduce_argmax"](intrinsics.output(0))), "has no value while it is traced"),
+    (
+        lambda: math.exp(intrinsics.output(0)),
+        r"exp\(x\), log\(x\) and so on of this language take Tensors where those of math take numbers",
+    ),
+    (lambda: round(intrinsics.output(0)), r"x\.cast\('i32'\) cuts off towards 0"),
+    (lambda: math.floor(intrinsics.output(0)), r"x\.cast\('i32'\) cuts off towards 0"),
+    (lambda: math.ceil(intrinsics.output(0)), r"x\.cast\('i32'\) cuts off towards 0"),
+    (lambda: f"{intrinsics.output(0)}", r"nothing to format: await the output and format that; \{x!r\} shows dtype and shape"),
+    (lambda: f"{F['reduce_max'](intrinsics.output(0)):.2f}", "nothing to format"),
+    (lambda: F["iota"](4) << 1, r"<< and >> are not there: x \* 2 and x // 2"),
+    (lambda: 1 >> F["iota"](4), "<< and >> are not there"),
+    (lambda: divmod(F["iota"](4), 2), r"divmod is not there: x // y and x % y"),
+    (lambda: F["iota"](4) // 0, "div: a division of integers by 0 gives nothing but 0"),
+    (lambda: F["reduce_argmax"](intrinsics.output(0)) % 0, "rem: a division of integers by 0 gives nothing but 0"),
+    # NumPy
+    (lambda: np.exp(intrinsics.output(0)), "NumPy computes with values, and a Tensor has none"),
+    (lambda: np.asarray(intrinsics.output(0)), "NumPy computes with values"),
+    (lambda: np.float32(2) * intrinsics.output(0), r"NumPy computes with values.*x\.item\(\) for a number that NumPy made"),
+    (lambda: intrinsics.output(0) * np.float32(2), r"mul takes Tensors and Python numbers, got float32; x\.item\(\) makes a Python number"),
+    (lambda: intrinsics.output(0) + np.ones(100), r"add takes Tensors and Python numbers, got ndarray; .*Channel\.of\(x\.tolist\(\)\)"),
+    (lambda: intrinsics.output(0) + [1.0] * 100, r"list constant .*; values enter through Channel\.of\(values\) and \.take\(\)"),
+    # channels where their values belong
+    (lambda: F["softmax"](CHAN), r"softmax takes a Tensor, got Chan; \.take\(\) gives its value"),
+    (lambda: F["reshape"](CHAN, 1), r"reshape takes a Tensor, got Chan; \.take\(\) gives its value"),
+    (lambda: F["top_p"](intrinsics.output(0), CHAN), r"top_p: p is a number or a Tensor of f32, got Chan; \.take\(\) gives its value"),
+    (lambda: F["top_k_mask"](intrinsics.output(0), CHAN), r"top_k_mask: k is an int of 1 or more, got Chan; \.take\(\)"),
+    (lambda: CHAN.put(CHAN), r"put: the channel holds f32\[\], the value is a Chan; .*\.take\(\) gives its value"),
+    (lambda: CHAN, r"returns Tensors, got Chan; return what its \.take\(\) gave"),
+    # arguments
+    (lambda: F["top_p"](intrinsics.output(0), "0.9"), "top_p: p is a number or a Tensor of f32, got str"),
+    (lambda: F["top_p"](intrinsics.output(0), None), "top_p: p is a number or a Tensor of f32, got nothing"),
+    (lambda: F["min_p"](intrinsics.output(0), True), "min_p: p is a number or a Tensor of f32, got bool"),
+    (lambda: F["typical"](intrinsics.output(0), "x"), "typical: mass is a number or a Tensor of f32, got str"),
+    (lambda: F["sample"](intrinsics.output(0), COUNTER.take(), "hot"), "sample: temperature is a number or a Tensor of f32, got str"),
+    (lambda: F["sample"](intrinsics.output(0), COUNTER.take(), None), "sample: temperature is a number or a Tensor of f32, got nothing"),
+    (lambda: F["top_k_mask"](intrinsics.output(0), F["reduce_max"](intrinsics.output(0))), r"scalar Tensor of i32 or u32, got f32\[\]"),
+    (
+        lambda: F["pivot_threshold"](intrinsics.output(0), rank=F["reduce_max"](intrinsics.output(0))),
+        r"pivot_threshold takes rank= as an int or a scalar Tensor of i32 or u32, got f32\[\]",
+    ),
+    (lambda: F["repetition_penalty"](intrinsics.output(0), F["iota"](100), 0), "repetition_penalty: penalty is over 0"),
+    (
+        lambda: F["reduce_sum"](intrinsics.output(0), axis=-1),
+        "reduce_sum takes operands by position alone, got axis=; it works along the last",
+    ),
+    (lambda: F["iota"](5.0), "iota takes a shape as an int or a tuple of ints, got float"),
+    (lambda: F["reshape"](intrinsics.output(0), None), "reshape takes a shape as an int or a tuple of ints, got NoneType"),
+    (lambda: F["iota"](F["reduce_argmax"](intrinsics.output(0))), "iota: shapes are fixed while a program is traced"),
+    (lambda: F["constant"](0.5, "i32"), r"constant: 0\.5 \(float\) is not i32; cast\(x, dtype\) converts a Tensor"),
+    (lambda: Chan("i32").put(0.5), r"put: the channel holds i32\[\], the value is 0\.5 \(float\)"),
+    (lambda: Chan("u32").put(-1), r"put: the channel holds u32\[\], the value is -1 \(int\)"),
+    (lambda x: x, "an epilogue is a function without parameters, it reads intrinsics and channels; this one has x"),
+    # results
+    (lambda: {"token": intrinsics.output(0)}, "returns Tensors, got dict; return a tuple and name its outputs where the pass is made"),
+    (lambda: (intrinsics.output(0), (intrinsics.output(0),)), "returns Tensors, got tuple; return one flat tuple"),
+    (lambda: intrinsics.output(0).shape[0], r"returns Tensors, got int; constant\(x, dtype\) makes one"),
+    (lambda: (intrinsics.output(0), None), "got NoneType; leave out what is None"),
+    (a_generator, "returns Tensors, got generator; return a Tensor, a tuple of them, or nothing"),
 ]
 
 
@@ -259,6 +337,24 @@ def test_mistakes_are_told_in_the_authors_terms(fn: Any, message: str) -> None:
     with pytest.raises(TraceError, match=message):
         trace_epilogue(fn, MODEL)
     assert not is_tracing(), "a failed trace leaves nothing behind"
+
+
+ATTRIBUTES = [
+    (lambda x: x.sum(), r"no attribute 'sum': reduce_sum\(x\)"), (lambda x: x.argmax(-1), r"reduce_argmax\(x\)"),
+    (lambda x: x.softmax(-1), r"softmax is a function, softmax\(x\)"), (lambda x: x.T, r"transpose\(x\)"),
+    (lambda x: x.item(), "await the output"), (lambda x: x.astype("f32"), "cast"),
+    (lambda x: x.device, r"no attribute 'device': it has dtype, shape and cast\(dtype\), all else are functions"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fn", "message"), ATTRIBUTES)
+def test_what_is_an_attribute_elsewhere_is_told_as_a_function(fn: Any, message: str) -> None:
+    with pytest.raises(AttributeError, match=message):
+        trace_epilogue(lambda: fn(intrinsics.output(0)), MODEL)
+
+
+def test_a_function_with_defaults_needs_no_arguments() -> None:
+    assert trace_epilogue(lambda t=0.7: intrinsics.output(0) / t, MODEL).params == (f32_bits(0.7),)
 
 
 def test_an_error_is_raised_at_the_authors_line() -> None:
