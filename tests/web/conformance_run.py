@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import math
@@ -11,12 +12,15 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
-from pie_core.device.protocol import Buffer, Device, DeviceError, EpilogueSpec, KernelSpec, Launch, MapSpec
+import kernels_wgsl
+from pie_core.device.protocol import Buffer, Device, DeviceError, EpilogueSpec, KernelSpec, Launch, MapSpec, TemplateSpec
 from pie_core.device.templates import template
 from pie_core.eta.program import Program
 from pie_web.adapter import open_device
 from pie_web.selftest import AskedTest
 from pie_web.turns import Turns
+
+COSTLY = ("attention", "linear")  # templates
 
 
 class Runner:
@@ -28,6 +32,19 @@ class Runner:
 
     def data(self, name: str) -> bytes:
         return zlib.decompress(base64.b64decode(self.blobs[name]))
+
+    async def compile_ahead(self, cases: list[dict[str, Any]]) -> None:
+        """Compile the costly kernels at once, on every core, as the page does those of its self-test: SwiftShader takes up to two seconds
+        for each. The others are compiled where they are first needed, and the cpu device compiles none. Raises KernelError."""
+        prepare = getattr(self.device, "prepare", None)
+        if prepare is None:
+            return
+        adapter = "software" if self.device.info.software else "gpu"
+        specs = [spec(case) for case in cases if case.get("template") in COSTLY]
+        by_text = {
+            kernels_wgsl.render(each.name, dict(each.params), adapter).source: each for each in specs if isinstance(each, TemplateSpec)
+        }
+        await asyncio.gather(*[prepare(each) for each in by_text.values()])
 
     async def run(self, case: dict[str, Any]) -> list[str]:
         """What is wrong, one line a check."""
@@ -144,6 +161,7 @@ async def run(host: Any, cases: str, tampered: str) -> str:
     seconds: dict[str, float] = {}
     start = time.perf_counter()
     runner = Runner(device, document["blobs"])
+    await runner.compile_ahead(document["cases"])
     wrong: dict[str, list[str]] = {}
     for case in document["cases"]:
         try:
