@@ -162,7 +162,8 @@ test("the seed's example", needs, async () => {
   assert(clean);
 });
 
-// What only the engine can refuse: the inferlet hears of it where it awaits, or at its next call.
+// What only the engine can refuse: the inferlet hears of it where it awaits, or at its next call. Sleeps are long enough to be waited for
+// on a busy machine: one that is over before its step ends goes on in it.
 const COMMIT = `
 import asyncio
 from inferlet import send, sleep
@@ -189,7 +190,7 @@ const refuseCommit = (name: string): object | null =>
 
 for (const [where, body] of [
   ["at what is awaited", "await out"],
-  ["at the next call, where only the loop's own alarm is awaited", "await sleep(0.001); ws.discard()"],
+  ["at the next call, where only the loop's own alarm is awaited", "await sleep(0.2); ws.discard()"],
 ] as const) {
   test(`what the engine refuses is raised ${where}`, needs, async () => {
     const { answers, clean } = await run(python, COMMIT.replace("BODY", body), LIMITS, refuseCommit);
@@ -206,6 +207,6 @@ test("a refused op that has an answer rejects that future", needs, async () => {
 });
 
 test("what nobody has heard when main returns fails the run", needs, async () => {
-  const { fault } = await run(python, COMMIT.replace("BODY", "await sleep(0.001)"), LIMITS, refuseCommit);
+  const { fault } = await run(python, COMMIT.replace("BODY", "await sleep(0.2)"), LIMITS, refuseCommit);
   assert.deepEqual(fault, { type: "InvalidState", message: "ws.commit: no" });
 });
