@@ -20,6 +20,7 @@ interface Job {
 
 const MODEL = { name: "scripted", vocab: 49152, hidden: 8, context: 64, eos: [2] };
 let pool: InferletPool | null = null;
+let openedWith = ""; // the arguments, where the pool became ready
 let made = 0;
 let ready = 0; // instances that workers have made
 let runs = 0;
@@ -27,6 +28,7 @@ let runs = 0;
 /** A fresh pool. `text` is a TextSpec's URL. Resolves when a worker is ready. */
 async function open(text: string, options: Partial<PoolOptions>): Promise<void> {
   pool?.dispose();
+  openedWith = "";
   made = ready = 0;
   const base = new URL("/web/", location.href).href;
   const makeWorker = (folder: string): WorkerLike => {
@@ -39,6 +41,12 @@ async function open(text: string, options: Partial<PoolOptions>): Promise<void> 
   };
   pool = new InferletPool({ base, text: await (await fetch(text)).text(), makeWorker, ...options });
   await pool.ready();
+  openedWith = JSON.stringify([text, options]);
+}
+
+/** The pool that is there, used as it may be, where it was opened with the same arguments; else a fresh one. */
+async function share(text: string, options: Partial<PoolOptions>): Promise<void> {
+  if (openedWith !== JSON.stringify([text, options])) await open(text, options);
 }
 
 function run({ source, input = {}, cancelAfter }: Job): Promise<Ended> {
@@ -91,4 +99,4 @@ function run({ source, input = {}, cancelAfter }: Job): Promise<Ended> {
   });
 }
 
-Object.assign(globalThis, { open, run, workersMade: () => made, instancesMade: () => ready, disposePool: () => pool?.dispose(), opened: true });
+Object.assign(globalThis, { open, share, run, workersMade: () => made, instancesMade: () => ready, disposePool: () => pool?.dispose(), opened: true });

@@ -47,10 +47,20 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         yield opened
 
 
+POOL = "'/test/text.json', {stepSeconds: 1.5}"
+
+
 @pytest.fixture
 def pool(page: Page) -> Page:
-    """The page with a fresh pool."""
-    page.evaluate("open('/test/text.json', {stepSeconds: 1.5})")
+    """The page with a pool, which other tests may have used."""
+    page.evaluate(f"share({POOL})")
+    return page
+
+
+@pytest.fixture
+def fresh(page: Page) -> Page:
+    """The page with a pool that nobody used."""
+    page.evaluate(f"open({POOL})")
     return page
 
 
@@ -59,13 +69,13 @@ def run(page: Page, source: str, **job: Any) -> dict[str, Any]:
     return ended
 
 
-def test_the_seed_example_and_the_same_worker_again(pool: Page) -> None:
+def test_the_seed_example_and_the_same_worker_again(fresh: Page) -> None:
     for _ in range(3):
-        ended = run(pool, HELLO.read_text())
+        ended = run(fresh, HELLO.read_text())
         assert ended["answer"]["s"] == "done", ended
         assert ended["ops"]["submit"] == 8
-        pool.wait_for_function("() => instancesMade() >= 3")  # the first worker's, the one ahead of it, and the first worker's second
-    assert pool.evaluate("workersMade()") == 3, "the first worker served two runs, the second one, and the third waits"
+        fresh.wait_for_function("() => instancesMade() >= 3")  # the first worker's, the one ahead of it, and the first worker's second
+    assert fresh.evaluate("workersMade()") == 3, "the first worker served two runs, the second one, and the third waits"
 
 
 def test_texts_are_answered_beside_the_inferlet(pool: Page, tokenizer: HfTokenizer) -> None:
@@ -168,8 +178,7 @@ def test_eight_at_once_do_not_mix(pool: Page) -> None:
     assert [row["sent"] for row in ended] == [[n] * 5 for n in range(8)]
 
 
-def test_a_cancelled_run_frees_its_place(pool: Page) -> None:
-    page = pool
+def test_a_cancelled_run_frees_its_place(page: Page) -> None:
     page.evaluate("open('/test/text.json', {most: 1})")
     endless = "import inferlet\nasync def main(i):\n    while True: await inferlet.sleep(0.01)"
     ended = page.evaluate(
@@ -178,12 +187,12 @@ def test_a_cancelled_run_frees_its_place(pool: Page) -> None:
     assert ended[0]["cancelled"] and ended[1]["answer"]["r"] == "next"
 
 
-def test_nothing_of_one_run_is_seen_by_the_next(pool: Page) -> None:
+def test_nothing_of_one_run_is_seen_by_the_next(fresh: Page) -> None:
     first = "import sys, json\ndef main(i):\n    json.secret = 'secret'\n    sys.modules['leak'] = json\n    return 1"
-    assert run(pool, first)["answer"]["r"] == 1
+    assert run(fresh, first)["answer"]["r"] == 1
     second = "import sys, json\ndef main(i):\n    return [hasattr(json, 'secret'), 'leak' in sys.modules]"
     for _ in range(3):
-        assert run(pool, second)["answer"]["r"] == [False, False]
+        assert run(fresh, second)["answer"]["r"] == [False, False]
 
 
 def test_a_component_that_cannot_be_fetched_is_an_error_in_words(page: Page) -> None:
