@@ -1,4 +1,4 @@
-"""One `pie serve` and one Chromium for the session; pages of /hello over the default model or a tiny one; nothing may leave the origin."""
+"""One `pie serve` and one Chromium for these tests; pages of /hello over the default model or a tiny one; nothing may leave the origin."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class TinyModel:
         context.route(re.compile(r"^[^?]*/models/tiny/tiny\.gguf$"), file)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def origin() -> Iterator[str]:
     """The server: the default model on the cpu device, and the page."""
     with pytest.MonkeyPatch.context() as patch:
@@ -125,13 +125,14 @@ def origin() -> Iterator[str]:
             yield server.url
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
+    """Closed behind these tests: where Playwright is open, nobody else can run an event loop in this thread."""
     with chromium() as opened:
         yield opened
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return TinyModel(write_tiny_gguf(tmp_path_factory.mktemp("e2e") / "tiny.gguf", **TINY))  # type: ignore[arg-type]
 
@@ -173,21 +174,27 @@ def contexts(browser: Browser, origin: str) -> Iterator[OpenContext]:
         yield make
 
 
-@pytest.fixture(scope="session")
-def cpu_tab(browser: Browser, origin: str, tiny: TinyModel) -> Iterator[Tab]:
-    """/hello with the tiny model on the cpu, shared by the session: a test leaves it ready and nothing running."""
+@pytest.fixture(scope="package")
+def tiny_tabs(browser: Browser, origin: str, tiny: TinyModel) -> Iterator[dict[str, Tab]]:
+    """/hello with the tiny model on each device, loaded at once in one fresh profile: a test leaves them ready and nothing running."""
     with opener(browser, origin) as make:
         context, tab = make()
         tiny.serve(context)
-        yield tab().hello("cpu", TINY_URL)
+        tabs = {kind: tab() for kind in KINDS}
+        for kind, each in tabs.items():
+            each.hello(kind, TINY_URL, ready=False)
+        for each in tabs.values():
+            each.wait("ready")
+        yield tabs
+
+
+@pytest.fixture(scope="package")
+def cpu_tab(tiny_tabs: dict[str, Tab]) -> Tab:
+    """/hello with the tiny model on the cpu, shared by all tests."""
+    return tiny_tabs["cpu"]
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def tiny_tab(request: pytest.FixtureRequest, contexts: OpenContext, tiny: TinyModel) -> Tab:
-    """/hello with the tiny model on each device, shared by the module."""
-    if request.param == "cpu":
-        shared: Tab = request.getfixturevalue("cpu_tab")
-        return shared
-    context, tab = contexts()
-    tiny.serve(context)
-    return tab().hello(request.param, TINY_URL)
+def tiny_tab(request: pytest.FixtureRequest, tiny_tabs: dict[str, Tab]) -> Tab:
+    """/hello with the tiny model on each device, shared by all tests."""
+    return tiny_tabs[request.param]

@@ -216,8 +216,7 @@ def test_a_load_is_cancelled_at_once_and_the_next_one_works(page: Page) -> None:
 
 def test_a_load_may_include_the_language_component_which_the_first_run_fetches_else(page: Page) -> None:
     script = """const stages = [], onProgress = ({stage}) => { if (stages.at(-1) !== stage) stages.push(stage); };
-      globalThis.prepared = await load({prepare: true, onProgress});
-      globalThis.bare = await load();
+      [globalThis.prepared, globalThis.bare] = await Promise.all([load({prepare: true, onProgress}), load()]);
       return stages"""
     stages = do(page, script)
     assert stages[-1] == "component"
@@ -271,22 +270,20 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 def test_the_readmes_example(page: Page, tiny: TinyModel) -> None:
-    """As a script of the origin, over the tiny model in place of the server's own; then with a program that fails."""
+    """As a script of the origin, over the tiny model in place of the server's own; beside it the same with a program that fails."""
     (block,) = re.findall(r"^```js\n(.*?)^```$", README.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    failing = block.replace("await receive()", "await receive() / 2")
-    assert failing != block
-    said: list[str] = []
-    listen = lambda message: said.append(message.text)  # noqa: E731  one object to take away again
+    scripts = {"/web/shown.js": block, "/web/failing.js": block.replace("await receive()", "await receive() / 2")}
+    assert scripts["/web/failing.js"] != block
+    said: dict[str, list[str]] = {path: [] for path in scripts}
+    listen = lambda message: said[urlsplit(message.location["url"]).path].append(message.text)  # noqa: E731  one object to take away again
     page.on("console", listen)
     page.route(re.compile("/models/default/manifest.json$"), lambda route: route.fulfill(json=tiny.manifest))
     page.route(re.compile("/models/default/tiny.gguf$"), lambda route: route.fulfill(body=tiny.data))
-    scripts = {"/web/shown.js": block, "/web/failing.js": failing}
     found = re.compile("/web/(shown|failing).js$")
     page.route(found, lambda route: route.fulfill(content_type="text/javascript", body=scripts[urlsplit(route.request.url).path]))
-    for path in scripts:
-        page.evaluate(f"() => import('{path}').then(() => null)")
+    page.evaluate("paths => Promise.all(paths.map((path) => import(path))).then(() => null)", [*scripts])
     page.remove_listener("console", listen)
-    assert any(re.fullmatch(r"weights \d+ \d+", line) for line in said), said
-    spoken = [line for line in said if not re.fullmatch(r"[a-z]+ \d+ \d+", line)]
-    assert "heard" in spoken.pop(1) and len(spoken) == 3
-    assert spoken == ["Hello, page", "Hello, page", "TypeError, line 6: unsupported operand type(s) for /: 'str' and 'int'"]
+    assert any(re.fullmatch(r"weights \d+ \d+", line) for line in said["/web/shown.js"]), said
+    shown, failing = ([line for line in lines if not re.fullmatch(r"[a-z]+ \d+ \d+", line)] for lines in said.values())
+    assert shown[:1] == ["Hello, page"] and "heard" in shown[1] and len(shown) == 2
+    assert failing == ["Hello, page", "TypeError, line 6: unsupported operand type(s) for /: 'str' and 'int'"]
