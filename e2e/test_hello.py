@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -38,19 +39,29 @@ GUIDE = """async ([source, input, received]) => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def kept(contexts: OpenContext) -> Any:
-    """One storage for the module: the first tab fills it. Service workers work as for a visitor."""
-    return contexts(service_workers="allow")
+@dataclass(frozen=True)
+class Visits:
+    """Two tabs of one profile, whose service worker works as for a visitor."""
+
+    first: Tab  # on cpu, ready, with what its progress showed in `window.seen`
+    second: Tab  # on webgpu, which loads while the first is used
+    before: int  # requests before the second
 
 
 @pytest.fixture(scope="module")
-def tab(kept: Any) -> Tab:
-    """The first visit, on cpu, with what its progress showed in `window.seen`."""
-    _, open_tab = kept
-    made: Tab = open_tab()
-    made.page.add_init_script(f"({COLLECT})()")
-    return made.hello("cpu")
+def visits(contexts: OpenContext) -> Visits:
+    _, open_tab = contexts(service_workers="allow")
+    first = open_tab()
+    first.page.add_init_script(f"({COLLECT})()")
+    first.hello("cpu")
+    before = len(first.requests)
+    return Visits(first, open_tab().hello("webgpu", ready=False), before)
+
+
+@pytest.fixture(scope="module")
+def tab(visits: Visits) -> Tab:
+    """The first visit."""
+    return visits.first
 
 
 def agrees(tokens: list[int], steps: list[list[dict[str, Any]]], wanted: list[int]) -> None:
@@ -134,14 +145,11 @@ def test_every_block_of_the_guide_returns_in_a_page_what_it_shows(tab: Tab) -> N
         assert as_shown(found) == [example.sent, json.loads(example.result)], example.title
 
 
-def test_webgpu_on_swiftshader_gives_the_reference_tokens_and_needs_no_bytes_of_the_model(kept: Any, tab: Tab) -> None:
-    _, open_tab = kept
-    tab.page.close()  # its engine holds the model twice in memory
-    before = len(tab.requests)
-    page = open_tab().hello("webgpu")
-    assert not [r.url for r in tab.requests[before:] if r.url.endswith(".gguf")], "the model's bytes came again"
+def test_webgpu_on_swiftshader_gives_the_reference_tokens_and_needs_no_bytes_of_the_model(visits: Visits) -> None:
+    page = visits.second
+    page.wait("ready")
+    assert not [r.url for r in page.requests[visits.before :] if r.url.endswith(".gguf")], "the model's bytes came again"
     device = page.at("device").text_content()
     assert device.startswith("WebGPU in software: ") and "swiftshader" in device.lower()
     golden = goldens()["completion"]
     agrees(page.value(GENERATE, {"prompt": golden["prompt"], "n": 2})["tokens"], golden["step_top5"], golden["gen_ids"])
-    page.page.close()
