@@ -55,6 +55,16 @@ class LaneLayout:
         """Word that holds the 32 bits of parameter `slot`."""
         return FIXED + CHAN_WORDS * self.channels + self.outs + slot
 
+    def name(self, word: int) -> str:
+        """What a word is called in generated code: row, status, take_0, put_0, copy_0, out_0 or param_0, by channel, output or slot."""
+        if word < FIXED:
+            return ("row", "status")[word]
+        chan, which = divmod(word - FIXED, CHAN_WORDS)
+        if chan < self.channels:
+            return f"{('take', 'put', 'copy')[which]}_{chan}"
+        index = word - FIXED - CHAN_WORDS * self.channels
+        return f"out_{index}" if index < self.outs else f"param_{index - self.outs}"
+
     def pack(
         self, row: int, status_word: int, channels: Sequence[tuple[int, int, int]], outs: Sequence[int], params: Sequence[int]
     ) -> list[int]:

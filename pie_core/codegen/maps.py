@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pie_core.codegen.cpu import INPUT, LOOP, ONCE, OUT, Code, CpuProgram, apply, operand_word
 from pie_core.codegen.wgsl_lib import helpers_for
-from pie_core.codegen.wgsl_writer import WgslKernel, Writer, constant, note_of
+from pie_core.codegen.wgsl_writer import WgslKernel, Writer, constant, note_of, value_name
 from pie_core.eta.errors import ProgramError
 from pie_core.eta.ops import OPS, variant
 from pie_core.eta.program import Program
@@ -35,7 +35,7 @@ def emit_map_wgsl(
             expr = constant(int(node.attrs["bits"]), node.dtype)
         else:
             expr = str(variant(node.name, dtypes, node.dtype, OPS[node.name].wgsl).format(*[names[a] for a in node.args]))
-        names.append(writer.let(expr, note_of(index, node)))
+        names.append(writer.let(expr, value_name(index, node), note_of(index, node)))
     bindings = (("step", "r"), *[(f"in{k}", "r") for k in range(len(inputs))], ("out", "rw"))
     types = {"step": "u32"}
     declared = [

@@ -1,20 +1,21 @@
 """Renders epilogue Programs as WGSL from their schedule: fused (one launch, one workgroup a lane) or split (a launch a phase, several).
 
-Every name comes from a counter, every number from the verified program; nothing of a program's text reaches the source as text.
+Every name is made of the op table's names and counters, every number comes from the verified program; nothing of a program's text reaches
+the source as text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pie_core.codegen.layout import NONE, ROW, STATUS
+from pie_core.codegen.layout import ROW, STATUS
 from pie_core.codegen.schedule import MAX_LINES, Loop, Phase, Schedule, schedule
 from pie_core.codegen.wgsl_calls import Routines
 from pie_core.codegen.wgsl_folds import TREE, Accumulator, Joiner
 from pie_core.codegen.wgsl_loops import Grid, store, write_loop
 from pie_core.codegen.wgsl_routines import common
 from pie_core.codegen.wgsl_values import Values
-from pie_core.codegen.wgsl_writer import BINDINGS, WgslKernel, module, note_of
+from pie_core.codegen.wgsl_writer import BINDINGS, WgslKernel, module, note_of, plus, value_name
 from pie_core.eta.errors import ProgramError
 from pie_core.eta.program import Program
 
@@ -50,7 +51,8 @@ class Epilogue(Values):
             if fold.sink.kind == "nan":
                 self.status[fold.id] = fold.acc
             else:
-                self.scalars[fold.id, 0] = self.let(fold.final, note_of(fold.id, self.plan.node(fold.id)))
+                node = self.plan.node(fold.id)
+                self.scalars[fold.id, 0] = self.let(fold.final, value_name(fold.id, node), note_of(fold.id, node))
 
     def skeletons(self, phase: Phase) -> None:
         """All skeletons of a phase, a barrier behind each."""
@@ -69,20 +71,20 @@ class Epilogue(Values):
             for sink, value in values:
                 store(self, sink, value, "0u")
             flags = " | ".join(self.status[i] for i in self.plan.checks()) or "0u"
-            self.line(f"if ({at} != {NONE:#x}u) {{ results[{at}] = {flags}; }}")
+            self.line(f"if ({at} != NONE) {{ results[{at}] = {flags}; }}")
 
     def kernel(self, lane: str, grid: tuple[int, int, int], bindings: Sequence[tuple[str, str]], scratch_words: int) -> WgslKernel:
         """The finished kernel. `lane`: the builtin that numbers lanes. Raises ProgramError over a bound."""
-        wg = self.grid.workgroup
+        wg, lane_row = self.grid.workgroup, f"lanes[{plus('lane', f'{ROW}u')}]"
         head = [
             f"@compute @workgroup_size({wg})",
             "fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {",
             f"  let lane = {lane} * {self.plan.layout.words}u;",
-            f"  if (lanes[lane + {ROW}u] == {NONE:#x}u) {{ return; }} // its gate is shut",
+            f"  if ({lane_row} == NONE) {{ return; }}  // its gate is shut",
         ]
         if scratch_words:
             head.append(f"  let mine = {lane} * {scratch_words}u;")
-        head += self.joiner.head(f"lanes[lane + {ROW}u]")
+        head += self.joiner.head(lane_row)
         body = [*self.head, *self.lines]
         functions, shared = common("\n".join([*self.routines.functions, *body]), wg)
         shared = [*self.joiner.declarations(), *shared]
@@ -121,9 +123,9 @@ def check_workgroup(workgroup: int) -> None:
 
 def phase_title(number: int, phase: Phase) -> str:
     """What a phase holds, for its comment."""
-    parts = [f"{loop.rows} rows of {loop.n}" if loop.rows > 1 else str(loop.n) for loop in phase.loops]
-    made = f"loops over {', '.join(parts)}" if parts else "no loops"
-    return f"phase {number}: {made}" + (f", {len(phase.skeletons)} from memory to memory" if phase.skeletons else "")
+    made = [f"a loop over {f'{loop.rows} rows of {loop.n}' if loop.rows > 1 else loop.n} elements" for loop in phase.loops]
+    made += [f"{len(phase.skeletons)} from memory to memory"] if phase.skeletons else []
+    return f"phase {number}: {', '.join(made) or 'nothing'}"
 
 
 def emit_epilogue_wgsl(program: Program, workgroup: int = 256, groups: int = 1) -> WgslKernel:
@@ -136,12 +138,13 @@ def emit_epilogue_wgsl(program: Program, workgroup: int = 256, groups: int = 1) 
     for number, phase in enumerate(plan.phases):
         body.title(number, phase_title(number, phase))
         folds = body.loops(phase.loops)
-        if stores_scratch(phase) or (phase.skeletons and number):
+        met = stores_scratch(phase) or (phase.skeletons and number)
+        if met:
             body.line("storageBarrier();")
         body.join(folds)
         body.skeletons(phase)
-        if plan.scratch_words and not phase.skeletons and number + 1 < len(plan.phases):
-            body.line("storageBarrier();")
+        if plan.scratch_words and not met and not phase.skeletons and number + 1 < len(plan.phases):
+            body.line("storageBarrier();")  # the next phase may write what this one read
     body.title(len(plan.phases), "scalar results")
     body.results()
     return body.kernel("group.x", (0, 1, 1), used_bindings(body.uses), plan.scratch_words)

@@ -7,7 +7,7 @@ from pie_core.codegen.wgsl_routines import Routine, Rows
 from pie_core.codegen.wgsl_select import pivot_mass, pivot_rank, top_k
 from pie_core.codegen.wgsl_skeletons import matmul, ranks, running, scatter, scatter_distinct, scatter_set, sort
 from pie_core.codegen.wgsl_values import Values
-from pie_core.codegen.wgsl_writer import note_of
+from pie_core.codegen.wgsl_writer import note_of, plus
 from pie_core.eta.ops import OPS
 from pie_core.eta.program import Node
 from pie_core.eta.rules import elements
@@ -30,7 +30,7 @@ class Routines:
         routine, operands = self._routine(body, skeleton, node)
         name = self._names.get(routine.text)
         if name is None:
-            name = self._names[routine.text] = f"{node.name}_{len(self._names)}"
+            name = self._names[routine.text] = f"run_{node.name}_{len(self._names)}"
             self.functions.append(routine.text.replace("NAME", name))
         self.lines += routine.text.count("\n")
         body.iterations += routine.iterations
@@ -44,8 +44,8 @@ class Routines:
         given = [program.ops[a] for a in node.args]
         places = list(zip(node.args, skeleton.operands, strict=True))
         sources = [body.base(place, body.plan.node(body.plan.resolve(arg))) for arg, place in places if place]
-        results = [f"mine + {word}u" for word in skeleton.result]
-        work = f"mine + {skeleton.work}u"
+        results = [plus("mine", f"{word}u") for word in skeleton.result]
+        work = plus("mine", f"{skeleton.work}u")
         rows = [_rows(operand, place) for operand, place in zip(given, skeleton.operands, strict=True)]
         if node.name == "pivot_rank":
             return pivot_rank(rows[0], wg), [sources[0], results[0], body.scalar(node.args[1])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pie_core.codegen.schedule import Schedule, Sink
-from pie_core.codegen.wgsl_writer import Writer, value_of, word_of
+from pie_core.codegen.wgsl_writer import Writer, note_of, value_of, word_of
 from pie_core.eta.ops import OPS, Fold, variant
 
 TREE = 16  # partial results that one thread joins in the first step of a reduction
@@ -22,11 +22,13 @@ class Accumulator:
         self.sink = sink
         self.id = sink.id
         self.slot = 0
-        self.acc, self.arg = writer.name(), writer.name()
+        self.acc = writer.name(f"{'nan' if sink.kind == 'nan' else 'fold'}_{sink.id}")
+        self.arg = f"{self.acc}_at"
+        node = plan.node(sink.id)
         if sink.kind == "nan":
-            self.rule, self.source = NAN_FOLD, sink.id
+            self.rule, self.source, self.note = NAN_FOLD, sink.id, f"1 for a NaN in %{sink.id}"
         else:
-            node = plan.node(sink.id)
+            self.note = note_of(sink.id, node)
             self.source = node.args[0]
             self.rule = variant(node.name, (plan.program.ops[self.source].dtype,), node.dtype, OPS[node.name].wgsl)
 
@@ -52,7 +54,7 @@ class Accumulator:
 
     def start(self, writer: Writer) -> None:
         """Declare the variables at their start."""
-        writer.line(f"var {self.acc}: {self.rule.acc} = {self.rule.init};")
+        writer.line(f"var {self.acc}: {self.rule.acc} = {self.rule.init};  // {self.note}")
         if self.rule.arg:
             writer.line(f"var {self.arg} = 0u;")
 
@@ -60,7 +62,7 @@ class Accumulator:
         """Take one element, into another variable if `acc` names one."""
         lifted = self.rule.lift.format(value)
         if self.rule.arg:
-            key = writer.let(lifted)
+            key = writer.let(lifted, f"key_{self.id}")
             writer.line(f"if ({key} > {self.acc}) {{ {self.acc} = {key}; {self.arg} = {index}; }}")
         else:
             acc = acc or self.acc
@@ -87,7 +89,7 @@ class Accumulator:
         if not self.rule.arg:
             writer.line(f"{self.acc} = {self.rule.join.format(self.acc, other)};")
             return
-        key, at = writer.let(other), writer.let(words[1])
+        key, at = writer.let(other, f"other_{self.id}"), writer.let(words[1], f"other_{self.id}_at")
         writer.line(f"if ({key} > {self.acc} || ({key} == {self.acc} && {at} < {self.arg})) {{ {self.acc} = {key}; {self.arg} = {at}; }}")
 
 
@@ -126,6 +128,7 @@ class Joiner:
     def join(self, writer: Writer, folds: Sequence[Accumulator]) -> None:
         """Write the joins; every thread ends with the results."""
         for batch in batches(folds):
+            writer.line(f"// the parts of all threads joined: {', '.join(fold.acc for fold in batch)}")
             if self.single:
                 self._one_step(writer, batch)
             else:

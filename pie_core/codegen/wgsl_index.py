@@ -5,6 +5,11 @@ from __future__ import annotations
 from pie_core.eta.rules import Shape, elements
 
 
+def grouped(expr: str) -> str:
+    """`(expr)`, without the parentheses around a name or number."""
+    return expr if expr.isidentifier() or expr[:-1].isdigit() else f"({expr})"
+
+
 def times(expr: str, factor: int) -> str:
     """`expr * factor`."""
     return expr if factor == 1 else f"{expr} * {factor}u"
@@ -32,15 +37,15 @@ def broadcast_index(index: str, source: Shape, shape: Shape) -> str:
         if have == 1:
             continue
         first = all(extent == 1 for extent in shape[:axis]) or whole == elements(shape)
-        coordinate = over(index, stride) if first else f"({over(index, stride)}) % {want}u"
-        parts.append(times(f"({coordinate})", step))
+        coordinate = over(index, stride) if first else f"{grouped(over(index, stride))} % {want}u"
+        parts.append(times(grouped(coordinate), step))
     return " + ".join(parts) or "0u"
 
 
 def transpose_index(index: str, shape: Shape) -> str:
     """The source element of flat element `index` of a transposed matrix of shape [n, m]."""
     n, m = shape
-    return f"({modulo(index, m)}) * {n}u + {over(index, m)}"
+    return f"{grouped(modulo(index, m))} * {n}u + {over(index, m)}"
 
 
 def view_index(name: str, index: str, source: Shape, shape: Shape) -> str:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pie_core.codegen.access import access
-from pie_core.codegen.layout import NONE
 from pie_core.codegen.schedule import Loop, Sink, loop_values
 from pie_core.codegen.wgsl_folds import Accumulator, Joiner
 from pie_core.codegen.wgsl_values import Values
-from pie_core.codegen.wgsl_writer import note_of, word_of
+from pie_core.codegen.wgsl_writer import note_of, plus, value_name, word_of
 
 BARRIERS = 64  # what the barriers of a joined row cost, in iterations: short rows are cheaper one a thread
 
@@ -61,7 +60,7 @@ def write_loop(body: Values, loop: Loop, grid: Grid, joiner: Joiner) -> list[Acc
         with body.loop(f"var i = group.x * {part}u + lid; i < {end}; i += {grid.workgroup}u", part // grid.workgroup):
             _elements(body, loop, values, folds, {})
     elif parts > 1 and any(fold.ordered for fold in folds):
-        sums = {fold.acc: body.name() for fold in folds if fold.ordered}
+        sums = {fold.acc: body.name(f"part_{fold.id}") for fold in folds if fold.ordered}
         with body.loop(f"var c = 0u; c < {loop.n}u; c += {part}u", parts):
             for name in sums.values():
                 body.line(f"var {name} = 0.0;")
@@ -95,7 +94,7 @@ def _elements(body: Values, loop: Loop, values: Sequence[int], folds: Sequence[A
             same = access(plan.program, value, position) == "same"
             return named(args[position]) if same else body.scalar(args[position])
 
-        local[value] = body.let(body.element(value, "i", operand), note_of(value, node))
+        local[value] = body.let(body.element(value, "i", operand), value_name(value, node), note_of(value, node))
     index = "i" if not any(f.sink.targets for f in folds) else "k"
     for fold in folds:
         fold.step(body, named(fold.source), index, sums.get(fold.acc, ""))
@@ -111,10 +110,10 @@ def store(body: Values, sink: Sink, value: str, index: str) -> None:
     for target in sink.targets:
         body.uses.add(target.region)
         if target.region == "scratch":
-            body.line(f"scratch[mine + {target.word}u + {index}] = {word};")
+            body.line(f"scratch[{plus(plus('mine', f'{target.word}u'), index)}] = {word};")
             continue
         at = body.lane(target.word)
-        body.line(f"if ({at} != {NONE:#x}u) {{ {target.region}[{at} + {index}] = {word}; }}")
+        body.line(f"if ({at} != NONE) {{ {target.region}[{plus(at, index)}] = {word}; }}")
 
 
 def _rows(body: Values, loop: Loop, values: Sequence[int], grid: Grid, joiner: Joiner) -> None:

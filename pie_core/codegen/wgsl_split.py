@@ -10,7 +10,7 @@ from pie_core.codegen.schedule import Phase, Schedule, Sink, schedule
 from pie_core.codegen.wgsl import Epilogue, check_workgroup, phase_title, used_bindings
 from pie_core.codegen.wgsl_folds import Accumulator
 from pie_core.codegen.wgsl_loops import Grid
-from pie_core.codegen.wgsl_writer import WgslKernel, note_of
+from pie_core.codegen.wgsl_writer import WgslKernel, value_name
 from pie_core.eta.program import Program
 
 MAX_GROUPS = 64
@@ -41,7 +41,7 @@ class _Launch(Epilogue):
         for (kind, value), partial in partials.items():
             if partial.phase >= phase:
                 continue
-            name = f"fold{value}" if kind == "reduce" else f"nan{value}"
+            name = self.name(value_name(value, plan.node(value)) if kind == "reduce" else f"any_nan_{value}")
             self._folds[name] = partial
             if kind == "reduce":
                 self.scalars[value, 0] = name
@@ -77,7 +77,7 @@ class _Launch(Epilogue):
                         fold.join(self, [f"scratch[{partial.at(w, 'g', self.grid.workgroup)}]" for w in range(fold.words)])
         self.joiner.join(self, list(folds.values()))
         for name, fold in folds.items():
-            self.line(f"let {name} = {fold.final};  // {note_of(fold.id, self.plan.node(fold.id))}")
+            self.line(f"let {name} = {fold.final};  // {fold.note}")
         self.lines += body
 
     def describe(self) -> str:
@@ -126,12 +126,12 @@ def emit_epilogue_wgsl_split(program: Program, groups: int, workgroup: int = 256
     for number, phase in enumerate(plan.phases):
         if phase.loops:
             body = _Launch(plan, wide, partials, number)
-            body.line(f"// {phase_title(number, phase)}")
+            body.line(f"// {phase_title(number, Phase(phase.loops, ()))}")
             body.save(body.loops(phase.loops))
             launches.append(body)
         if phase.skeletons:
             body = _Launch(plan, alone, partials, number)
-            body.line(f"// phase {number}: {len(phase.skeletons)} from memory to memory")
+            body.line(f"// {phase_title(number, Phase((), phase.skeletons))}")
             body.skeletons(phase)
             launches.append(body)
     if _ends(plan):

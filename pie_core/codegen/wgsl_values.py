@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pie_core.codegen.access import access
 from pie_core.codegen.layout import ROW
 from pie_core.codegen.schedule import Place, Schedule, scalar_args, scalar_key, scalar_order
-from pie_core.codegen.wgsl_index import modulo, over, view_index
-from pie_core.codegen.wgsl_writer import Writer, constant, note_of, region_value, value_of
+from pie_core.codegen.wgsl_index import grouped, modulo, over, view_index
+from pie_core.codegen.wgsl_writer import Writer, constant, note_of, plus, region_value, value_name, value_of
 from pie_core.eta.ops import OPS, variant
 from pie_core.eta.program import Node
 from pie_core.eta.rules import elements
@@ -34,30 +34,31 @@ class Values(Writer):
 
     # What the lane table says
 
-    def top(self, expr: str) -> str:
+    def top(self, expr: str, wish: str) -> str:
         """The name of an expression over the lane table, computed at the top of main."""
         if expr not in self._heads:
-            self._heads[expr] = self.name()
+            self._heads[expr] = self.name(wish, outer=True)
             self.head.append(f"  let {self._heads[expr]} = {expr};")
         return self._heads[expr]
 
     def lane(self, word: int) -> str:
         """Name of lane word `word`."""
-        return self.top(f"lanes[lane + {word}u]")
+        return self.top(f"lanes[{plus('lane', f'{word}u')}]", f"lane_{self.plan.layout.name(word)}")
 
     def base(self, place: Place, node: Node) -> str:
         """Index of a place's first element in its region."""
         self.uses.add(place.region)
         if place.region == "scratch":
-            return f"mine + {place.word}u"
+            return plus("mine", f"{place.word}u")
         if place.region == "arena":
             return self.lane(place.word)
-        row = f"lanes[lane + {ROW}u]" + (f" + {place.word}u" if place.word else "")
-        return self.top(f"({row}) * {node.shape[-1]}u")
+        row = f"lanes[{plus('lane', f'{ROW}u')}]"
+        row = f"({row} + {place.word}u)" if place.word else row
+        return self.top(f"{row} * {node.shape[-1]}u", f"{place.region}_{place.word}")
 
     def load(self, place: Place, node: Node, index: str) -> str:
         """The element of a value in memory."""
-        return region_value(place.region, f"{self.base(place, node)} + {index}", node.dtype)
+        return region_value(place.region, plus(self.base(place, node), index), node.dtype)
 
     def memory(self, value: int, index: str) -> str:
         """Element `index` of a value that lies in memory."""
@@ -73,7 +74,9 @@ class Values(Writer):
         """Name of element `element` of a value (0 for a scalar), as a function-scope let."""
         key = scalar_key(self.plan, value, element)
         for step in scalar_order(self.plan, *key, self.scalars, self.phase):
-            self.scalars[step] = self.let(self._scalar_expr(*step), note_of(step[0], self.plan.node(step[0])))
+            node = self.plan.node(step[0])
+            name = value_name(step[0], node, step[1] if node.shape else None)
+            self.scalars[step] = self.let(self._scalar_expr(*step), name, note_of(step[0], node))
         return self.scalars[key]
 
     def _scalar_expr(self, value: int, element: int) -> str:
@@ -103,12 +106,13 @@ class Values(Writer):
             return
         if node.name.startswith("rng_") and value not in self._seeds:
             key, counter = self.scalar(node.args[0], 0), self.scalar(node.args[0], 1)
-            self._seeds[value] = self.let(f"rng_seed({key}, {counter})")
+            self._seeds[value] = self.let(f"rng_seed({key}, {counter})", f"seed_{value}")
         elif value in self._pivot_words and len(node.shape) == 1 and value not in self._pivots:
             self.uses.add("scratch")
             word = self._pivot_words[value]
-            least = self.let(f"scratch[mine + {word}u]", f"least key kept of %{value}")
-            self._pivots[value] = least, self.let(f"scratch[mine + {word + 1}u]", "last index kept of those equal to it")
+            least = self.let(f"scratch[{plus('mine', f'{word}u')}]", f"least_{value}", f"least key kept of %{value}")
+            last = self.let(f"scratch[mine + {word + 1}u]", f"last_{value}", "last index kept of those equal to it")
+            self._pivots[value] = least, last
 
     # Elements
 
@@ -140,19 +144,19 @@ class Values(Writer):
     def _lookup(self, value: int, node: Node, index: str, operand: Callable[[int], str]) -> str:
         program = self.plan.program
         if node.name == "mask_apply":
-            column = index if len(node.shape) == 1 else f"({modulo(index, node.shape[-1])})"
+            column = index if len(node.shape) == 1 else grouped(modulo(index, node.shape[-1]))
             word = self.memory(node.args[1], f"({column} >> 5u)")
             return f"mask_apply({operand(0)}, {word}, {column})"
         table, where = program.ops[node.args[0]], program.ops[node.args[1]]
         if node.name == "gather_row":
-            rows, inner, first = table.shape[1], 1, f"({index}) * {table.shape[1]}u + "
+            rows, inner, first = table.shape[1], 1, f"{grouped(index)} * {table.shape[1]}u + "
         else:
             rows, inner, first = table.shape[0], elements(table.shape[1:]), ""
         apart = access(program, value, 1) == "memory"
-        at = self.memory(node.args[1], f"({over(index, inner)})") if apart else operand(1)
+        at = self.memory(node.args[1], grouped(over(index, inner))) if apart else operand(1)
         at = f"bitcast<u32>({at})" if where.dtype == "i32" else at
         inside = f"min({at}, {rows - 1}u)"
-        element = f"{first}{inside}" if inner == 1 else f"{inside} * {inner}u + {modulo(f'({index})', inner)}"
+        element = f"{first}{inside}" if inner == 1 else f"{inside} * {inner}u + {modulo(grouped(index), inner)}"
         return f"select({ZERO[node.dtype]}, {self.memory(node.args[0], element)}, {at} < {rows}u)"
 
     def _pivot(self, value: int, node: Node, index: str, x: str) -> str:
@@ -161,5 +165,5 @@ class Values(Writer):
             return f"kept({x}, {least}, {last}, {index})"
         self.uses.add("scratch")
         n = node.shape[-1]
-        at = f"mine + {self._pivot_words[value]}u + 2u * ({over(index, n)})"
+        at = f"mine + {self._pivot_words[value]}u + 2u * {grouped(over(index, n))}"
         return f"kept({x}, scratch[{at}], scratch[{at} + 1u], {modulo(index, n)})"

@@ -1,4 +1,4 @@
-"""Lines, fresh names, nested loops with their iteration bounds, and how words become values: what all WGSL emitters write with."""
+"""Lines, names, nested loops with their iteration bounds, and how words become values: what all WGSL emitters write with."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from pie_core.codegen.layout import NONE
 from pie_core.codegen.wgsl_lib import helpers_for, iterations_of
 from pie_core.eta.dtypes import is_finite_bits
 from pie_core.eta.program import Node
@@ -63,28 +64,43 @@ def note_of(index: int, node: Node) -> str:
     return f"%{index} {node.name}({args}) {show(node.type)}"
 
 
+def value_name(index: int, node: Node, element: int | None = None) -> str:
+    """What the value of an op is called: its op and number, `div_6`; an element of a vector outside of loops `take_0_at_1`."""
+    return f"{node.name}_{index}" + (f"_at_{element}" if element is not None else "")
+
+
+def plus(base: str, index: str) -> str:
+    """`base + index`."""
+    return base if index == "0u" else f"{base} + {index}"
+
+
 class Writer:
-    """Lines at an indent, fresh names, and the sum of the iterations of all loops written so far."""
+    """Lines at an indent, names that are not taken, and the sum of the iterations of all loops written so far."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.iterations = 0
         self.indent = "  "
-        self._names = 0
+        self._names: list[set[str]] = [set()]  # taken, by block
         self._times = 1  # iterations of the loops around this line
 
     def line(self, text: str) -> None:
         """Append one line at the present indent."""
         self.lines.append(self.indent + text)
 
-    def name(self) -> str:
-        """A fresh name."""
-        self._names += 1
-        return f"v{self._names}"
+    def name(self, wish: str, *, outer: bool = False) -> str:
+        """`wish`, with a number where this block or one around it has that name; `outer`: for the whole function. Wishes are made of the
+        table's names and counters, nothing of a program's text."""
+        name, number = wish, 1
+        while any(name in taken for taken in self._names):
+            number += 1
+            name = f"{wish}x{number}"
+        self._names[0 if outer else -1].add(name)
+        return name
 
-    def let(self, expr: str, note: str = "") -> str:
+    def let(self, expr: str, wish: str, note: str = "") -> str:
         """Append a let; its name."""
-        name = self.name()
+        name = self.name(wish)
         inside = self._times * iterations_of(expr)
         if inside:
             self.iterations += inside
@@ -96,10 +112,17 @@ class Writer:
     def block(self, head: str) -> Iterator[None]:
         """`head { … }`."""
         self.line(f"{head} {{")
-        self.indent += "  "
-        yield
-        self.indent = self.indent[:-2]
+        with self._inside():
+            yield
         self.line("}")
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        self.indent += "  "
+        self._names.append(set())
+        yield
+        self._names.pop()
+        self.indent = self.indent[:-2]
 
     @contextmanager
     def loop(self, head: str, count: int) -> Iterator[None]:
@@ -107,9 +130,8 @@ class Writer:
         outer, self._times = self._times, self._times * count
         self.iterations += self._times
         self.line(f"for ({head}) {{  // at most {self._times} iterations")
-        self.indent += "  "
-        yield
-        self.indent = self.indent[:-2]
+        with self._inside():
+            yield
         self.line("}")
         self._times = outer
 
@@ -126,6 +148,7 @@ def declarations(bindings: Sequence[tuple[str, str]]) -> list[str]:
 def module(head: str, bindings: Sequence[tuple[str, str]], shared: Sequence[str], functions: Sequence[str], main: Sequence[str]) -> str:
     """A WGSL module: a comment, bindings, module variables, the helpers that are called, functions, the entry point."""
     code = "\n".join([*functions, *main])
-    private = ["var<private> runtime_zero: u32;"] if "runtime_zero" in code else []
+    private = [f"const NONE = {NONE:#x}u;  // a lane word that stands for nothing"] if "NONE" in code else []
+    private += ["var<private> runtime_zero: u32;"] if "runtime_zero" in code else []
     text = [head, *declarations(bindings), *shared, *private, helpers_for(code), *functions, *main]
     return "\n".join(filter(None, text)) + "\n"

@@ -131,12 +131,14 @@ class Author:
             return float(self.pick.randrange(-9, 10))
         return self.pick.choice((0, 1, 2, 7, 1000, 2**31 - 1)) if self.pick.random() < 0.5 else self.pick.randrange(50)
 
-    def partner(self, a: Value) -> Value:
-        """A value beside `a`: of its shape or a scalar."""
+    def partner(self, a: Value, *, divisor: bool = False) -> Value:
+        """A value beside `a`: of its shape or a scalar; a constant `divisor` is not 0, which the tracer refuses."""
         fits = [v for v in self.values if v.dtype == a.dtype and (v.shape == a.shape or not v.shape)]
         if fits and self.pick.random() < 0.7:
             return self.pick.choice(fits)
-        return Value(F["constant"](self.number(a.dtype), a.dtype), m=1000.0)
+        number = self.number(a.dtype)
+        number = 3 if divisor and a.dtype in ("i32", "u32") and number == 0 else number
+        return Value(F["constant"](number, a.dtype), m=1000.0)
 
     def small(self, v: Value, most: float = 1000.0) -> Value:
         """f32 values cut off to `most`, which also takes NaN away; whole numbers stay whole."""
@@ -169,7 +171,7 @@ def arithmetic(a: Author) -> list[Value]:
     left = a.one(lambda v: v.dtype != "bool")
     if left is None:
         return []
-    right = a.partner(left)
+    right = a.partner(left, divisor=True)
     name = a.pick.choice(("add", "sub", "mul", "max", "min", "rem", "div", "neg", "abs", "sign"))
     name = "sub" if left.dtype == "bool" else name
     function = F[{"max": "maximum", "min": "minimum", "abs": "absolute"}.get(name, name)]

@@ -63,16 +63,17 @@ class Author:
             return F["iota"](VOCAB)
         names = [n for n in EXACT if a.dtype in OPS[n].wgsl and not (a.dtype == "f32" and n in ("div", "rem"))]
         name = pick.choice(names)
-        args = [a] if OPS[name].arity == 1 else [a, self.partner(values, a)]
+        args = [a] if OPS[name].arity == 1 else [a, self.partner(values, a, int(name in ("div", "rem")))]
         return self.small(F[OPS[name].py](*args))
 
     def small(self, x: Any) -> Any:
         """Keep f32 values where products stay whole and exact."""
         return F["maximum"](F["minimum"](x, 1000.0), -1000.0) if x.dtype == "f32" else x
 
-    def partner(self, values: list[Any], a: Any) -> Any:
+    def partner(self, values: list[Any], a: Any, least: int = 0) -> Any:
+        """A value beside `a`, or a constant from `least` on: the tracer refuses a division by a constant 0."""
         fits = [v for v in values if v.dtype == a.dtype and (v.shape == a.shape or not v.shape)]
-        constant = self.pick.choice((True, False)) if a.dtype == "bool" else self.pick.randrange(5)
+        constant = self.pick.choice((True, False)) if a.dtype == "bool" else self.pick.randrange(least, 5)
         return self.pick.choice([*fits, constant])
 
     def condition(self, values: list[Any]) -> Any:

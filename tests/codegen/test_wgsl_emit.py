@@ -143,7 +143,7 @@ def test_wgsl_for_people_names_every_op_in_order() -> None:
     assert text == wgsl_text(program)
     lines = [line.removeprefix("//   ") for line in text.splitlines() if line.startswith("//   ")]
     assert lines == program.listing().splitlines()
-    assert re.findall(r"^  // phase (\d+): loops over", text, re.MULTILINE) == ["0"] and "  // scalar results\n" in text
+    assert re.findall(r"^  // phase (\d+): a loop over 49152 elements", text, re.MULTILINE) == ["0"] and "  // scalar results\n" in text
     doubled = map_program(lambda x: x + x, 1, 16)
     assert "= in0[" in doubled.wgsl() and "//   %1 = add(%0, %0) : f32[16]" in doubled.wgsl()
 

@@ -2,6 +2,7 @@
 @group(0) @binding(0) var<storage, read_write> arena: array<u32>;
 @group(0) @binding(1) var<storage, read> lanes: array<u32>;
 @group(0) @binding(2) var<storage, read_write> results: array<u32>;
+const NONE = 0xffffffffu;  // a lane word that stands for nothing
 fn f_key(x: f32) -> u32 {  // ordered: NaN 0, then -inf up to +inf; -0 equals +0
   let b = bitcast<u32>(x);
   let m = b & 0x7fffffffu;
@@ -154,101 +155,101 @@ fn f_tanh(x: f32) -> f32 {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 36u;
-  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
-  let v1 = lanes[lane + 2u];
-  let v3 = lanes[lane + 5u];
-  let v33 = lanes[lane + 8u];
-  let v34 = lanes[lane + 9u];
-  let v35 = lanes[lane + 10u];
-  let v36 = lanes[lane + 11u];
-  let v37 = lanes[lane + 12u];
-  let v38 = lanes[lane + 13u];
-  let v39 = lanes[lane + 14u];
-  let v40 = lanes[lane + 15u];
-  let v41 = lanes[lane + 16u];
-  let v42 = lanes[lane + 17u];
-  let v43 = lanes[lane + 18u];
-  let v44 = lanes[lane + 19u];
-  let v45 = lanes[lane + 20u];
-  let v46 = lanes[lane + 21u];
-  let v47 = lanes[lane + 22u];
-  let v48 = lanes[lane + 23u];
-  let v49 = lanes[lane + 24u];
-  let v50 = lanes[lane + 25u];
-  let v51 = lanes[lane + 26u];
-  let v52 = lanes[lane + 27u];
-  let v53 = lanes[lane + 28u];
-  let v54 = lanes[lane + 29u];
-  let v55 = lanes[lane + 30u];
-  let v56 = lanes[lane + 31u];
-  let v57 = lanes[lane + 32u];
-  let v58 = lanes[lane + 33u];
-  let v59 = lanes[lane + 34u];
-  let v60 = lanes[lane + 35u];
-  let v61 = lanes[lane + 1u];
-  // phase 0: loops over 100
+  if (lanes[lane] == NONE) { return; }  // its gate is shut
+  let lane_take_0 = lanes[lane + 2u];
+  let lane_take_1 = lanes[lane + 5u];
+  let lane_out_0 = lanes[lane + 8u];
+  let lane_out_1 = lanes[lane + 9u];
+  let lane_out_2 = lanes[lane + 10u];
+  let lane_out_3 = lanes[lane + 11u];
+  let lane_out_4 = lanes[lane + 12u];
+  let lane_out_5 = lanes[lane + 13u];
+  let lane_out_6 = lanes[lane + 14u];
+  let lane_out_7 = lanes[lane + 15u];
+  let lane_out_8 = lanes[lane + 16u];
+  let lane_out_9 = lanes[lane + 17u];
+  let lane_out_10 = lanes[lane + 18u];
+  let lane_out_11 = lanes[lane + 19u];
+  let lane_out_12 = lanes[lane + 20u];
+  let lane_out_13 = lanes[lane + 21u];
+  let lane_out_14 = lanes[lane + 22u];
+  let lane_out_15 = lanes[lane + 23u];
+  let lane_out_16 = lanes[lane + 24u];
+  let lane_out_17 = lanes[lane + 25u];
+  let lane_out_18 = lanes[lane + 26u];
+  let lane_out_19 = lanes[lane + 27u];
+  let lane_out_20 = lanes[lane + 28u];
+  let lane_out_21 = lanes[lane + 29u];
+  let lane_out_22 = lanes[lane + 30u];
+  let lane_out_23 = lanes[lane + 31u];
+  let lane_out_24 = lanes[lane + 32u];
+  let lane_out_25 = lanes[lane + 33u];
+  let lane_out_26 = lanes[lane + 34u];
+  let lane_out_27 = lanes[lane + 35u];
+  let lane_status = lanes[lane + 1u];
+  // phase 0: a loop over 100 elements
   for (var i = lid; i < 100u; i += 256u) {  // at most 1 iterations
-    let v2 = bitcast<f32>(arena[v1 + i]);  // %0 take(chan=0) f32[100]
-    let v4 = bitcast<f32>(arena[v3 + i]);  // %1 take(chan=1) f32[100]
-    let v5 = f_exp(v2);  // %2 exp(%0) f32[100]
-    let v6 = f_log(v2);  // %3 log(%0) f32[100]
-    let v7 = 1.0 / v2;  // %4 recip(%0) f32[100]
-    let v8 = f_sin(v2);  // %5 sin(%0) f32[100]
-    let v9 = f_cos(v2);  // %6 cos(%0) f32[100]
-    let v10 = sqrt(v2);  // %7 sqrt(%0) f32[100]
-    let v11 = inverseSqrt(v2);  // %8 rsqrt(%0) f32[100]
-    let v12 = f_tanh(v2);  // %9 tanh(%0) f32[100]
-    let v13 = bitcast<f32>(bitcast<u32>(v2) ^ 0x80000000u);  // %10 neg(%0) f32[100]
-    let v14 = bitcast<f32>(bitcast<u32>(v2) & 0x7fffffffu);  // %11 abs(%0) f32[100]
-    let v15 = f_sign(v2);  // %12 sign(%0) f32[100]
-    let v16 = v2 + v4;  // %13 add(%0, %1) f32[100]
-    let v17 = v2 - v4;  // %14 sub(%0, %1) f32[100]
-    let v18 = v2 * v4;  // %15 mul(%0, %1) f32[100]
-    let v19 = v2 / v4;  // %16 div(%0, %1) f32[100]
-    let v20 = f_rem(v2, v4);  // %17 rem(%0, %1) f32[100]; at most 13 iterations
-    let v21 = f_max(v2, v4);  // %18 max(%0, %1) f32[100]
-    let v22 = f_min(v2, v4);  // %19 min(%0, %1) f32[100]
-    let v23 = f_gt(v2, v4);  // %20 gt(%0, %1) bool[100]
-    let v24 = f_ge(v2, v4);  // %21 ge(%0, %1) bool[100]
-    let v25 = f_eq(v2, v4);  // %22 eq(%0, %1) bool[100]
-    let v26 = f_ne(v2, v4);  // %23 ne(%0, %1) bool[100]
-    let v27 = f_lt(v2, v4);  // %24 lt(%0, %1) bool[100]
-    let v28 = f_le(v2, v4);  // %25 le(%0, %1) bool[100]
-    let v29 = select(v4, v2, v23);  // %26 select(%20, %0, %1) f32[100]
-    let v30 = f_to_i32(v2);  // %27 cast(%0) i32[100]
-    let v31 = f_to_u32(v2);  // %28 cast(%0) u32[100]
-    let v32 = (bitcast<u32>(v2) << 1u) != 0u;  // %29 cast(%0) bool[100]
-    if (v33 != 0xffffffffu) { results[v33 + i] = bitcast<u32>(v5); }
-    if (v34 != 0xffffffffu) { results[v34 + i] = bitcast<u32>(v6); }
-    if (v35 != 0xffffffffu) { results[v35 + i] = bitcast<u32>(v7); }
-    if (v36 != 0xffffffffu) { results[v36 + i] = bitcast<u32>(v8); }
-    if (v37 != 0xffffffffu) { results[v37 + i] = bitcast<u32>(v9); }
-    if (v38 != 0xffffffffu) { results[v38 + i] = bitcast<u32>(v10); }
-    if (v39 != 0xffffffffu) { results[v39 + i] = bitcast<u32>(v11); }
-    if (v40 != 0xffffffffu) { results[v40 + i] = bitcast<u32>(v12); }
-    if (v41 != 0xffffffffu) { results[v41 + i] = bitcast<u32>(v13); }
-    if (v42 != 0xffffffffu) { results[v42 + i] = bitcast<u32>(v14); }
-    if (v43 != 0xffffffffu) { results[v43 + i] = bitcast<u32>(v15); }
-    if (v44 != 0xffffffffu) { results[v44 + i] = bitcast<u32>(v16); }
-    if (v45 != 0xffffffffu) { results[v45 + i] = bitcast<u32>(v17); }
-    if (v46 != 0xffffffffu) { results[v46 + i] = bitcast<u32>(v18); }
-    if (v47 != 0xffffffffu) { results[v47 + i] = bitcast<u32>(v19); }
-    if (v48 != 0xffffffffu) { results[v48 + i] = bitcast<u32>(v20); }
-    if (v49 != 0xffffffffu) { results[v49 + i] = bitcast<u32>(v21); }
-    if (v50 != 0xffffffffu) { results[v50 + i] = bitcast<u32>(v22); }
-    if (v51 != 0xffffffffu) { results[v51 + i] = select(0u, 1u, v23); }
-    if (v52 != 0xffffffffu) { results[v52 + i] = select(0u, 1u, v24); }
-    if (v53 != 0xffffffffu) { results[v53 + i] = select(0u, 1u, v25); }
-    if (v54 != 0xffffffffu) { results[v54 + i] = select(0u, 1u, v26); }
-    if (v55 != 0xffffffffu) { results[v55 + i] = select(0u, 1u, v27); }
-    if (v56 != 0xffffffffu) { results[v56 + i] = select(0u, 1u, v28); }
-    if (v57 != 0xffffffffu) { results[v57 + i] = bitcast<u32>(v29); }
-    if (v58 != 0xffffffffu) { results[v58 + i] = bitcast<u32>(v30); }
-    if (v59 != 0xffffffffu) { results[v59 + i] = v31; }
-    if (v60 != 0xffffffffu) { results[v60 + i] = select(0u, 1u, v32); }
+    let take_0 = bitcast<f32>(arena[lane_take_0 + i]);  // %0 take(chan=0) f32[100]
+    let take_1 = bitcast<f32>(arena[lane_take_1 + i]);  // %1 take(chan=1) f32[100]
+    let exp_2 = f_exp(take_0);  // %2 exp(%0) f32[100]
+    let log_3 = f_log(take_0);  // %3 log(%0) f32[100]
+    let recip_4 = 1.0 / take_0;  // %4 recip(%0) f32[100]
+    let sin_5 = f_sin(take_0);  // %5 sin(%0) f32[100]
+    let cos_6 = f_cos(take_0);  // %6 cos(%0) f32[100]
+    let sqrt_7 = sqrt(take_0);  // %7 sqrt(%0) f32[100]
+    let rsqrt_8 = inverseSqrt(take_0);  // %8 rsqrt(%0) f32[100]
+    let tanh_9 = f_tanh(take_0);  // %9 tanh(%0) f32[100]
+    let neg_10 = bitcast<f32>(bitcast<u32>(take_0) ^ 0x80000000u);  // %10 neg(%0) f32[100]
+    let abs_11 = bitcast<f32>(bitcast<u32>(take_0) & 0x7fffffffu);  // %11 abs(%0) f32[100]
+    let sign_12 = f_sign(take_0);  // %12 sign(%0) f32[100]
+    let add_13 = take_0 + take_1;  // %13 add(%0, %1) f32[100]
+    let sub_14 = take_0 - take_1;  // %14 sub(%0, %1) f32[100]
+    let mul_15 = take_0 * take_1;  // %15 mul(%0, %1) f32[100]
+    let div_16 = take_0 / take_1;  // %16 div(%0, %1) f32[100]
+    let rem_17 = f_rem(take_0, take_1);  // %17 rem(%0, %1) f32[100]; at most 13 iterations
+    let max_18 = f_max(take_0, take_1);  // %18 max(%0, %1) f32[100]
+    let min_19 = f_min(take_0, take_1);  // %19 min(%0, %1) f32[100]
+    let gt_20 = f_gt(take_0, take_1);  // %20 gt(%0, %1) bool[100]
+    let ge_21 = f_ge(take_0, take_1);  // %21 ge(%0, %1) bool[100]
+    let eq_22 = f_eq(take_0, take_1);  // %22 eq(%0, %1) bool[100]
+    let ne_23 = f_ne(take_0, take_1);  // %23 ne(%0, %1) bool[100]
+    let lt_24 = f_lt(take_0, take_1);  // %24 lt(%0, %1) bool[100]
+    let le_25 = f_le(take_0, take_1);  // %25 le(%0, %1) bool[100]
+    let select_26 = select(take_1, take_0, gt_20);  // %26 select(%20, %0, %1) f32[100]
+    let cast_27 = f_to_i32(take_0);  // %27 cast(%0) i32[100]
+    let cast_28 = f_to_u32(take_0);  // %28 cast(%0) u32[100]
+    let cast_29 = (bitcast<u32>(take_0) << 1u) != 0u;  // %29 cast(%0) bool[100]
+    if (lane_out_0 != NONE) { results[lane_out_0 + i] = bitcast<u32>(exp_2); }
+    if (lane_out_1 != NONE) { results[lane_out_1 + i] = bitcast<u32>(log_3); }
+    if (lane_out_2 != NONE) { results[lane_out_2 + i] = bitcast<u32>(recip_4); }
+    if (lane_out_3 != NONE) { results[lane_out_3 + i] = bitcast<u32>(sin_5); }
+    if (lane_out_4 != NONE) { results[lane_out_4 + i] = bitcast<u32>(cos_6); }
+    if (lane_out_5 != NONE) { results[lane_out_5 + i] = bitcast<u32>(sqrt_7); }
+    if (lane_out_6 != NONE) { results[lane_out_6 + i] = bitcast<u32>(rsqrt_8); }
+    if (lane_out_7 != NONE) { results[lane_out_7 + i] = bitcast<u32>(tanh_9); }
+    if (lane_out_8 != NONE) { results[lane_out_8 + i] = bitcast<u32>(neg_10); }
+    if (lane_out_9 != NONE) { results[lane_out_9 + i] = bitcast<u32>(abs_11); }
+    if (lane_out_10 != NONE) { results[lane_out_10 + i] = bitcast<u32>(sign_12); }
+    if (lane_out_11 != NONE) { results[lane_out_11 + i] = bitcast<u32>(add_13); }
+    if (lane_out_12 != NONE) { results[lane_out_12 + i] = bitcast<u32>(sub_14); }
+    if (lane_out_13 != NONE) { results[lane_out_13 + i] = bitcast<u32>(mul_15); }
+    if (lane_out_14 != NONE) { results[lane_out_14 + i] = bitcast<u32>(div_16); }
+    if (lane_out_15 != NONE) { results[lane_out_15 + i] = bitcast<u32>(rem_17); }
+    if (lane_out_16 != NONE) { results[lane_out_16 + i] = bitcast<u32>(max_18); }
+    if (lane_out_17 != NONE) { results[lane_out_17 + i] = bitcast<u32>(min_19); }
+    if (lane_out_18 != NONE) { results[lane_out_18 + i] = select(0u, 1u, gt_20); }
+    if (lane_out_19 != NONE) { results[lane_out_19 + i] = select(0u, 1u, ge_21); }
+    if (lane_out_20 != NONE) { results[lane_out_20 + i] = select(0u, 1u, eq_22); }
+    if (lane_out_21 != NONE) { results[lane_out_21 + i] = select(0u, 1u, ne_23); }
+    if (lane_out_22 != NONE) { results[lane_out_22 + i] = select(0u, 1u, lt_24); }
+    if (lane_out_23 != NONE) { results[lane_out_23 + i] = select(0u, 1u, le_25); }
+    if (lane_out_24 != NONE) { results[lane_out_24 + i] = bitcast<u32>(select_26); }
+    if (lane_out_25 != NONE) { results[lane_out_25 + i] = bitcast<u32>(cast_27); }
+    if (lane_out_26 != NONE) { results[lane_out_26 + i] = cast_28; }
+    if (lane_out_27 != NONE) { results[lane_out_27 + i] = select(0u, 1u, cast_29); }
   }
   // scalar results
   if (lid == 0u) {
-    if (v61 != 0xffffffffu) { results[v61] = 0u; }
+    if (lane_status != NONE) { results[lane_status] = 0u; }
   }
 }

@@ -8,6 +8,7 @@ var<workgroup> part1: array<u32, 256>;
 var<workgroup> whole1: array<u32, 16>;
 var<workgroup> part2: array<u32, 256>;
 var<workgroup> whole2: array<u32, 16>;
+const NONE = 0xffffffffu;  // a lane word that stands for nothing
 fn f_key(x: f32) -> u32 {  // ordered: NaN 0, then -inf up to +inf; -0 equals +0
   let b = bitcast<u32>(x);
   let m = b & 0x7fffffffu;
@@ -21,52 +22,53 @@ fn f_nan(x: f32) -> u32 {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 3u;
-  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
-  let v5 = (lanes[lane + 0u]) * 49152u;
-  let v13 = lanes[lane + 2u];
-  let v14 = lanes[lane + 1u];
-  // phase 0: loops over 49152
-  var v1: u32 = 0u;
-  var v3: u32 = 0u;
-  var v4 = 0u;
+  if (lanes[lane] == NONE) { return; }  // its gate is shut
+  let logits_0 = lanes[lane] * 49152u;
+  let lane_out_0 = lanes[lane + 2u];
+  let lane_status = lanes[lane + 1u];
+  // phase 0: a loop over 49152 elements
+  var nan_0: u32 = 0u;  // 1 for a NaN in %0
+  var fold_1: u32 = 0u;  // %1 reduce_argmax(%0) i32[]
+  var fold_1_at = 0u;
   for (var i = lid; i < 49152u; i += 256u) {  // at most 192 iterations
-    let v6 = logits[v5 + i];  // %0 output(index=0, name=logits) f32[49152]
-    v1 = max(v1, f_nan(v6));
-    let v7 = f_key(v6);
-    if (v7 > v3) { v3 = v7; v4 = i; }
+    let output_0 = logits[logits_0 + i];  // %0 output(index=0, name=logits) f32[49152]
+    nan_0 = max(nan_0, f_nan(output_0));
+    let key_1 = f_key(output_0);
+    if (key_1 > fold_1) { fold_1 = key_1; fold_1_at = i; }
   }
-  part0[lid] = v1;
-  part1[lid] = v3;
-  part2[lid] = v4;
+  // the parts of all threads joined: nan_0, fold_1
+  part0[lid] = nan_0;
+  part1[lid] = fold_1;
+  part2[lid] = fold_1_at;
   workgroupBarrier();
   if (lid < 16u) {
-    v1 = part0[lid * 16u];
-    v3 = part1[lid * 16u];
-    v4 = part2[lid * 16u];
+    nan_0 = part0[lid * 16u];
+    fold_1 = part1[lid * 16u];
+    fold_1_at = part2[lid * 16u];
     for (var j = 1u; j < 16u; j += 1u) {  // at most 15 iterations
-      v1 = max(v1, part0[lid * 16u + j]);
-      let v8 = part1[lid * 16u + j];
-      let v9 = part2[lid * 16u + j];
-      if (v8 > v3 || (v8 == v3 && v9 < v4)) { v3 = v8; v4 = v9; }
+      nan_0 = max(nan_0, part0[lid * 16u + j]);
+      let other_1 = part1[lid * 16u + j];
+      let other_1_at = part2[lid * 16u + j];
+      if (other_1 > fold_1 || (other_1 == fold_1 && other_1_at < fold_1_at)) { fold_1 = other_1; fold_1_at = other_1_at; }
     }
-    whole0[lid] = v1;
-    whole1[lid] = v3;
-    whole2[lid] = v4;
+    whole0[lid] = nan_0;
+    whole1[lid] = fold_1;
+    whole2[lid] = fold_1_at;
   }
   workgroupBarrier();
-  v1 = whole0[0u];
-  v3 = whole1[0u];
-  v4 = whole2[0u];
+  nan_0 = whole0[0u];
+  fold_1 = whole1[0u];
+  fold_1_at = whole2[0u];
   for (var j = 1u; j < 16u; j += 1u) {  // at most 15 iterations
-    v1 = max(v1, whole0[j]);
-    let v10 = whole1[j];
-    let v11 = whole2[j];
-    if (v10 > v3 || (v10 == v3 && v11 < v4)) { v3 = v10; v4 = v11; }
+    nan_0 = max(nan_0, whole0[j]);
+    let other_1 = whole1[j];
+    let other_1_at = whole2[j];
+    if (other_1 > fold_1 || (other_1 == fold_1 && other_1_at < fold_1_at)) { fold_1 = other_1; fold_1_at = other_1_at; }
   }
-  let v12 = bitcast<i32>(v4);  // %1 reduce_argmax(%0) i32[]
+  let reduce_argmax_1 = bitcast<i32>(fold_1_at);  // %1 reduce_argmax(%0) i32[]
   // scalar results
   if (lid == 0u) {
-    if (v13 != 0xffffffffu) { results[v13 + 0u] = bitcast<u32>(v12); }
-    if (v14 != 0xffffffffu) { results[v14] = v1; }
+    if (lane_out_0 != NONE) { results[lane_out_0] = bitcast<u32>(reduce_argmax_1); }
+    if (lane_status != NONE) { results[lane_status] = nan_0; }
   }
 }

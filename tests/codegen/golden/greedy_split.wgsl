@@ -3,6 +3,7 @@
 @group(0) @binding(1) var<storage, read> lanes: array<u32>;
 @group(0) @binding(2) var<storage, read_write> results: array<u32>;
 @group(0) @binding(3) var<storage, read_write> scratch: array<u32>;
+const NONE = 0xffffffffu;  // a lane word that stands for nothing
 fn f_key(x: f32) -> u32 {  // ordered: NaN 0, then -inf up to +inf; -0 equals +0
   let b = bitcast<u32>(x);
   let m = b & 0x7fffffffu;
@@ -16,22 +17,22 @@ fn f_nan(x: f32) -> u32 {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.y * 3u;
-  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
+  if (lanes[lane] == NONE) { return; }  // its gate is shut
   let mine = group.y * 6144u;
-  let v5 = (lanes[lane + 0u]) * 49152u;
-  // phase 0: loops over 49152
-  var v1: u32 = 0u;
-  var v3: u32 = 0u;
-  var v4 = 0u;
+  let logits_0 = lanes[lane] * 49152u;
+  // phase 0: a loop over 49152 elements
+  var nan_0: u32 = 0u;  // 1 for a NaN in %0
+  var fold_1: u32 = 0u;  // %1 reduce_argmax(%0) i32[]
+  var fold_1_at = 0u;
   for (var i = group.x * 6144u + lid; i < min(49152u, group.x * 6144u + 6144u); i += 256u) {  // at most 24 iterations
-    let v6 = logits[v5 + i];  // %0 output(index=0, name=logits) f32[49152]
-    v1 = max(v1, f_nan(v6));
-    let v7 = f_key(v6);
-    if (v7 > v3) { v3 = v7; v4 = i; }
+    let output_0 = logits[logits_0 + i];  // %0 output(index=0, name=logits) f32[49152]
+    nan_0 = max(nan_0, f_nan(output_0));
+    let key_1 = f_key(output_0);
+    if (key_1 > fold_1) { fold_1 = key_1; fold_1_at = i; }
   }
-  scratch[mine + 0u + group.x * 256u + lid] = v1;
-  scratch[mine + 2048u + group.x * 256u + lid] = v3;
-  scratch[mine + 4096u + group.x * 256u + lid] = v4;
+  scratch[mine + 0u + group.x * 256u + lid] = nan_0;
+  scratch[mine + 2048u + group.x * 256u + lid] = fold_1;
+  scratch[mine + 4096u + group.x * 256u + lid] = fold_1_at;
 }
 
 // Split: 8 workgroups of 256 a lane; at most 38 loop iterations an invocation.
@@ -45,56 +46,58 @@ var<workgroup> part1: array<u32, 256>;
 var<workgroup> whole1: array<u32, 16>;
 var<workgroup> part2: array<u32, 256>;
 var<workgroup> whole2: array<u32, 16>;
+const NONE = 0xffffffffu;  // a lane word that stands for nothing
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.y * 3u;
-  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
+  if (lanes[lane] == NONE) { return; }  // its gate is shut
   let mine = group.y * 6144u;
-  let v1 = lanes[lane + 2u];
-  let v2 = lanes[lane + 1u];
+  let lane_out_0 = lanes[lane + 2u];
+  let lane_status = lanes[lane + 1u];
   // what the launches before left: parts of groups, then of threads
-  var v3: u32 = 0u;
-  var v5: u32 = 0u;
-  var v6 = 0u;
+  var nan_0: u32 = 0u;  // 1 for a NaN in %0
+  var fold_1: u32 = 0u;  // %1 reduce_argmax(%0) i32[]
+  var fold_1_at = 0u;
   for (var g = 0u; g < 8u; g += 1u) {  // at most 8 iterations
-    v3 = max(v3, scratch[mine + 0u + g * 256u + lid]);
-    let v7 = scratch[mine + 2048u + g * 256u + lid];
-    let v8 = scratch[mine + 4096u + g * 256u + lid];
-    if (v7 > v5 || (v7 == v5 && v8 < v6)) { v5 = v7; v6 = v8; }
+    nan_0 = max(nan_0, scratch[mine + 0u + g * 256u + lid]);
+    let other_1 = scratch[mine + 2048u + g * 256u + lid];
+    let other_1_at = scratch[mine + 4096u + g * 256u + lid];
+    if (other_1 > fold_1 || (other_1 == fold_1 && other_1_at < fold_1_at)) { fold_1 = other_1; fold_1_at = other_1_at; }
   }
-  part0[lid] = v3;
-  part1[lid] = v5;
-  part2[lid] = v6;
+  // the parts of all threads joined: nan_0, fold_1
+  part0[lid] = nan_0;
+  part1[lid] = fold_1;
+  part2[lid] = fold_1_at;
   workgroupBarrier();
   if (lid < 16u) {
-    v3 = part0[lid * 16u];
-    v5 = part1[lid * 16u];
-    v6 = part2[lid * 16u];
+    nan_0 = part0[lid * 16u];
+    fold_1 = part1[lid * 16u];
+    fold_1_at = part2[lid * 16u];
     for (var j = 1u; j < 16u; j += 1u) {  // at most 15 iterations
-      v3 = max(v3, part0[lid * 16u + j]);
-      let v9 = part1[lid * 16u + j];
-      let v10 = part2[lid * 16u + j];
-      if (v9 > v5 || (v9 == v5 && v10 < v6)) { v5 = v9; v6 = v10; }
+      nan_0 = max(nan_0, part0[lid * 16u + j]);
+      let other_1 = part1[lid * 16u + j];
+      let other_1_at = part2[lid * 16u + j];
+      if (other_1 > fold_1 || (other_1 == fold_1 && other_1_at < fold_1_at)) { fold_1 = other_1; fold_1_at = other_1_at; }
     }
-    whole0[lid] = v3;
-    whole1[lid] = v5;
-    whole2[lid] = v6;
+    whole0[lid] = nan_0;
+    whole1[lid] = fold_1;
+    whole2[lid] = fold_1_at;
   }
   workgroupBarrier();
-  v3 = whole0[0u];
-  v5 = whole1[0u];
-  v6 = whole2[0u];
+  nan_0 = whole0[0u];
+  fold_1 = whole1[0u];
+  fold_1_at = whole2[0u];
   for (var j = 1u; j < 16u; j += 1u) {  // at most 15 iterations
-    v3 = max(v3, whole0[j]);
-    let v11 = whole1[j];
-    let v12 = whole2[j];
-    if (v11 > v5 || (v11 == v5 && v12 < v6)) { v5 = v11; v6 = v12; }
+    nan_0 = max(nan_0, whole0[j]);
+    let other_1 = whole1[j];
+    let other_1_at = whole2[j];
+    if (other_1 > fold_1 || (other_1 == fold_1 && other_1_at < fold_1_at)) { fold_1 = other_1; fold_1_at = other_1_at; }
   }
-  let nan0 = v3;  // %0 output(index=0, name=logits) f32[49152]
-  let fold1 = bitcast<i32>(v6);  // %1 reduce_argmax(%0) i32[]
+  let any_nan_0 = nan_0;  // 1 for a NaN in %0
+  let reduce_argmax_1 = bitcast<i32>(fold_1_at);  // %1 reduce_argmax(%0) i32[]
   // scalar results
   if (lid == 0u) {
-    if (v1 != 0xffffffffu) { results[v1 + 0u] = bitcast<u32>(fold1); }
-    if (v2 != 0xffffffffu) { results[v2] = nan0; }
+    if (lane_out_0 != NONE) { results[lane_out_0] = bitcast<u32>(reduce_argmax_1); }
+    if (lane_status != NONE) { results[lane_status] = any_nan_0; }
   }
 }

@@ -9,6 +9,7 @@ var<workgroup> part1: array<u32, 256>;
 var<workgroup> whole1: array<u32, 16>;
 var<workgroup> part2: array<u32, 256>;
 var<workgroup> whole2: array<u32, 16>;
+const NONE = 0xffffffffu;  // a lane word that stands for nothing
 fn f_key(x: f32) -> u32 {  // ordered: NaN 0, then -inf up to +inf; -0 equals +0
   let b = bitcast<u32>(x);
   let m = b & 0x7fffffffu;
@@ -85,70 +86,71 @@ fn rng_gumbel(seed: vec2<u32>, i: u32) -> f32 {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 7u;
-  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
-  let v1 = lanes[lane + 6u];
-  let v3 = lanes[lane + 2u];
-  let v11 = (lanes[lane + 0u]) * 49152u;
-  let v20 = lanes[lane + 3u];
-  let v21 = lanes[lane + 4u];
-  let v27 = lanes[lane + 5u];
-  let v28 = lanes[lane + 1u];
-  // phase 0: loops over 49152, 2
-  let v2 = bitcast<f32>(v1);  // %5 param(slot=0) f32[]
-  let v4 = arena[v3 + 0u];  // %0 take(chan=0) u32[2]
-  let v5 = arena[v3 + 1u];  // %0 take(chan=0) u32[2]
-  let v6 = rng_seed(v4, v5);
-  var v7: u32 = 0u;
-  var v9: u32 = 0u;
-  var v10 = 0u;
+  if (lanes[lane] == NONE) { return; }  // its gate is shut
+  let lane_param_0 = lanes[lane + 6u];
+  let lane_take_0 = lanes[lane + 2u];
+  let logits_0 = lanes[lane] * 49152u;
+  let lane_put_0 = lanes[lane + 3u];
+  let lane_copy_0 = lanes[lane + 4u];
+  let lane_out_0 = lanes[lane + 5u];
+  let lane_status = lanes[lane + 1u];
+  // phase 0: a loop over 49152 elements, a loop over 2 elements
+  let param_5 = bitcast<f32>(lane_param_0);  // %5 param(slot=0) f32[]
+  let take_0_at_0 = arena[lane_take_0];  // %0 take(chan=0) u32[2]
+  let take_0_at_1 = arena[lane_take_0 + 1u];  // %0 take(chan=0) u32[2]
+  let seed_7 = rng_seed(take_0_at_0, take_0_at_1);
+  var nan_4: u32 = 0u;  // 1 for a NaN in %4
+  var fold_9: u32 = 0u;  // %9 reduce_argmax(%8) i32[]
+  var fold_9_at = 0u;
   for (var i = lid; i < 49152u; i += 256u) {  // at most 192 iterations
-    let v12 = logits[v11 + i];  // %4 output(index=0, name=logits) f32[49152]
-    let v13 = v12 / v2;  // %6 div(%4, %5) f32[49152]
-    let v14 = rng_gumbel(v6, i);  // %7 rng_gumbel(%0) f32[49152]
-    let v15 = v13 + v14;  // %8 add(%6, %7) f32[49152]
-    v7 = max(v7, f_nan(v12));
-    let v16 = f_key(v15);
-    if (v16 > v9) { v9 = v16; v10 = i; }
+    let output_4 = logits[logits_0 + i];  // %4 output(index=0, name=logits) f32[49152]
+    let div_6 = output_4 / param_5;  // %6 div(%4, %5) f32[49152]
+    let rng_gumbel_7 = rng_gumbel(seed_7, i);  // %7 rng_gumbel(%0) f32[49152]
+    let add_8 = div_6 + rng_gumbel_7;  // %8 add(%6, %7) f32[49152]
+    nan_4 = max(nan_4, f_nan(output_4));
+    let key_9 = f_key(add_8);
+    if (key_9 > fold_9) { fold_9 = key_9; fold_9_at = i; }
   }
   for (var i = lid; i < 2u; i += 256u) {  // at most 1 iterations
-    let v17 = arena[v3 + i];  // %0 take(chan=0) u32[2]
-    let v18 = i;  // %1 iota() u32[2]
-    let v19 = v17 + v18;  // %2 add(%0, %1) u32[2]
-    if (v20 != 0xffffffffu) { arena[v20 + i] = v19; }
-    if (v21 != 0xffffffffu) { results[v21 + i] = v19; }
+    let take_0 = arena[lane_take_0 + i];  // %0 take(chan=0) u32[2]
+    let iota_1 = i;  // %1 iota() u32[2]
+    let add_2 = take_0 + iota_1;  // %2 add(%0, %1) u32[2]
+    if (lane_put_0 != NONE) { arena[lane_put_0 + i] = add_2; }
+    if (lane_copy_0 != NONE) { results[lane_copy_0 + i] = add_2; }
   }
-  part0[lid] = v7;
-  part1[lid] = v9;
-  part2[lid] = v10;
+  // the parts of all threads joined: nan_4, fold_9
+  part0[lid] = nan_4;
+  part1[lid] = fold_9;
+  part2[lid] = fold_9_at;
   workgroupBarrier();
   if (lid < 16u) {
-    v7 = part0[lid * 16u];
-    v9 = part1[lid * 16u];
-    v10 = part2[lid * 16u];
+    nan_4 = part0[lid * 16u];
+    fold_9 = part1[lid * 16u];
+    fold_9_at = part2[lid * 16u];
     for (var j = 1u; j < 16u; j += 1u) {  // at most 15 iterations
-      v7 = max(v7, part0[lid * 16u + j]);
-      let v22 = part1[lid * 16u + j];
-      let v23 = part2[lid * 16u + j];
-      if (v22 > v9 || (v22 == v9 && v23 < v10)) { v9 = v22; v10 = v23; }
+      nan_4 = max(nan_4, part0[lid * 16u + j]);
+      let other_9 = part1[lid * 16u + j];
+      let other_9_at = part2[lid * 16u + j];
+      if (other_9 > fold_9 || (other_9 == fold_9 && other_9_at < fold_9_at)) { fold_9 = other_9; fold_9_at = other_9_at; }
     }
-    whole0[lid] = v7;
-    whole1[lid] = v9;
-    whole2[lid] = v10;
+    whole0[lid] = nan_4;
+    whole1[lid] = fold_9;
+    whole2[lid] = fold_9_at;
   }
   workgroupBarrier();
-  v7 = whole0[0u];
-  v9 = whole1[0u];
-  v10 = whole2[0u];
+  nan_4 = whole0[0u];
+  fold_9 = whole1[0u];
+  fold_9_at = whole2[0u];
   for (var j = 1u; j < 16u; j += 1u) {  // at most 15 iterations
-    v7 = max(v7, whole0[j]);
-    let v24 = whole1[j];
-    let v25 = whole2[j];
-    if (v24 > v9 || (v24 == v9 && v25 < v10)) { v9 = v24; v10 = v25; }
+    nan_4 = max(nan_4, whole0[j]);
+    let other_9 = whole1[j];
+    let other_9_at = whole2[j];
+    if (other_9 > fold_9 || (other_9 == fold_9 && other_9_at < fold_9_at)) { fold_9 = other_9; fold_9_at = other_9_at; }
   }
-  let v26 = bitcast<i32>(v10);  // %9 reduce_argmax(%8) i32[]
+  let reduce_argmax_9 = bitcast<i32>(fold_9_at);  // %9 reduce_argmax(%8) i32[]
   // scalar results
   if (lid == 0u) {
-    if (v27 != 0xffffffffu) { results[v27 + 0u] = bitcast<u32>(v26); }
-    if (v28 != 0xffffffffu) { results[v28] = v7; }
+    if (lane_out_0 != NONE) { results[lane_out_0] = bitcast<u32>(reduce_argmax_9); }
+    if (lane_status != NONE) { results[lane_status] = nan_4; }
   }
 }

@@ -2,6 +2,7 @@
 @group(0) @binding(0) var<storage, read_write> arena: array<u32>;
 @group(0) @binding(1) var<storage, read> lanes: array<u32>;
 @group(0) @binding(2) var<storage, read_write> results: array<u32>;
+const NONE = 0xffffffffu;  // a lane word that stands for nothing
 fn f_log(x: f32) -> f32 {  // ln x; relative error stays small around 1
   let b = bitcast<u32>(x);
   let small = b < 0x00800000u;
@@ -99,40 +100,40 @@ fn rng_normal(seed: vec2<u32>, i: u32) -> f32 {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 9u;
-  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
-  let v1 = lanes[lane + 2u];
-  let v5 = lanes[lane + 3u];
-  let v6 = lanes[lane + 4u];
-  let v14 = lanes[lane + 5u];
-  let v15 = lanes[lane + 6u];
-  let v16 = lanes[lane + 8u];
-  let v19 = lanes[lane + 7u];
-  let v20 = lanes[lane + 1u];
-  // phase 0: loops over 2, 100
+  if (lanes[lane] == NONE) { return; }  // its gate is shut
+  let lane_take_0 = lanes[lane + 2u];
+  let lane_put_0 = lanes[lane + 3u];
+  let lane_copy_0 = lanes[lane + 4u];
+  let lane_out_0 = lanes[lane + 5u];
+  let lane_out_1 = lanes[lane + 6u];
+  let lane_out_3 = lanes[lane + 8u];
+  let lane_out_2 = lanes[lane + 7u];
+  let lane_status = lanes[lane + 1u];
+  // phase 0: a loop over 2 elements, a loop over 100 elements
   for (var i = lid; i < 2u; i += 256u) {  // at most 1 iterations
-    let v2 = arena[v1 + i];  // %0 take(chan=0) u32[2]
-    let v3 = i;  // %1 iota() u32[2]
-    let v4 = v2 + v3;  // %2 add(%0, %1) u32[2]
-    if (v5 != 0xffffffffu) { arena[v5 + i] = v4; }
-    if (v6 != 0xffffffffu) { results[v6 + i] = v4; }
+    let take_0 = arena[lane_take_0 + i];  // %0 take(chan=0) u32[2]
+    let iota_1 = i;  // %1 iota() u32[2]
+    let add_2 = take_0 + iota_1;  // %2 add(%0, %1) u32[2]
+    if (lane_put_0 != NONE) { arena[lane_put_0 + i] = add_2; }
+    if (lane_copy_0 != NONE) { results[lane_copy_0 + i] = add_2; }
   }
-  let v7 = arena[v1 + 0u];  // %0 take(chan=0) u32[2]
-  let v8 = arena[v1 + 1u];  // %0 take(chan=0) u32[2]
-  let v9 = rng_seed(v7, v8);
-  let v10 = rng_seed(v7, v8);
+  let take_0_at_0 = arena[lane_take_0];  // %0 take(chan=0) u32[2]
+  let take_0_at_1 = arena[lane_take_0 + 1u];  // %0 take(chan=0) u32[2]
+  let seed_4 = rng_seed(take_0_at_0, take_0_at_1);
+  let seed_5 = rng_seed(take_0_at_0, take_0_at_1);
   for (var i = lid; i < 100u; i += 256u) {  // at most 1 iterations
-    let v11 = rng_uniform(v9, i);  // %4 rng_uniform(%0) f32[100]
-    let v12 = rng_normal(v10, i);  // %5 rng_normal(%0) f32[100]
-    let v13 = i;  // %7 iota() u32[100]
-    if (v14 != 0xffffffffu) { results[v14 + i] = bitcast<u32>(v11); }
-    if (v15 != 0xffffffffu) { results[v15 + i] = bitcast<u32>(v12); }
-    if (v16 != 0xffffffffu) { results[v16 + i] = v13; }
+    let rng_uniform_4 = rng_uniform(seed_4, i);  // %4 rng_uniform(%0) f32[100]
+    let rng_normal_5 = rng_normal(seed_5, i);  // %5 rng_normal(%0) f32[100]
+    let iota_7 = i;  // %7 iota() u32[100]
+    if (lane_out_0 != NONE) { results[lane_out_0 + i] = bitcast<u32>(rng_uniform_4); }
+    if (lane_out_1 != NONE) { results[lane_out_1 + i] = bitcast<u32>(rng_normal_5); }
+    if (lane_out_3 != NONE) { results[lane_out_3 + i] = iota_7; }
   }
   // scalar results
-  let v17 = rng_seed(v7, v8);
-  let v18 = rng_gumbel(v17, 0u);  // %6 rng_gumbel(%0) f32[]
+  let seed_6 = rng_seed(take_0_at_0, take_0_at_1);
+  let rng_gumbel_6 = rng_gumbel(seed_6, 0u);  // %6 rng_gumbel(%0) f32[]
   if (lid == 0u) {
-    if (v19 != 0xffffffffu) { results[v19 + 0u] = bitcast<u32>(v18); }
-    if (v20 != 0xffffffffu) { results[v20] = 0u; }
+    if (lane_out_2 != NONE) { results[lane_out_2] = bitcast<u32>(rng_gumbel_6); }
+    if (lane_status != NONE) { results[lane_status] = 0u; }
   }
 }

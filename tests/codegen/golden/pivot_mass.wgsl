@@ -7,6 +7,7 @@ var<workgroup> bins: array<atomic<u32>, 256>;
 var<workgroup> wrapped: atomic<u32>;
 var<workgroup> parts: array<u32, 256>;
 var<workgroup> blocks: array<u32, 16>;
+const NONE = 0xffffffffu;  // a lane word that stands for nothing
 fn f_key(x: f32) -> u32 {  // ordered: NaN 0, then -inf up to +inf; -0 equals +0
   let b = bitcast<u32>(x);
   let m = b & 0x7fffffffu;
@@ -65,7 +66,7 @@ fn mass_before(lid: u32, held: u32) -> u32 {  // the sum of `held` over the thre
   for (var j = 0u; j < lid; j += 1u) { sum = min(sum + parts[j], 0x40000000u); }
   return sum;
 }
-fn pivot_mass_0(lid: u32, order: u32, source: u32, result: u32, p: f32) {  // where the mass, walked by descending order, reaches p
+fn run_pivot_mass_0(lid: u32, order: u32, source: u32, result: u32, p: f32) {  // where the mass, walked by descending order, reaches p
   let want = mass(p);
   for (var row = 0u; row < 1u; row += 1u) {
     let first = order + row * 1000u;
@@ -106,27 +107,27 @@ fn pivot_mass_0(lid: u32, order: u32, source: u32, result: u32, p: f32) {  // wh
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 7u;
-  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
+  if (lanes[lane] == NONE) { return; }  // its gate is shut
   let mine = group.x * 4100u;
-  let v1 = lanes[lane + 2u];
-  let v2 = lanes[lane + 6u];
-  let v8 = lanes[lane + 5u];
-  let v9 = lanes[lane + 1u];
-  // phase 0: no loops, 1 from memory to memory
-  let v3 = bitcast<f32>(v2);  // %1 param(slot=0) f32[]
+  let lane_take_0 = lanes[lane + 2u];
+  let lane_param_0 = lanes[lane + 6u];
+  let lane_out_0 = lanes[lane + 5u];
+  let lane_status = lanes[lane + 1u];
+  // phase 0: 1 from memory to memory
+  let param_1 = bitcast<f32>(lane_param_0);  // %1 param(slot=0) f32[]
   // %2 pivot_mass(%0, %0, %1) bool[1000]
-  pivot_mass_0(lid, v1, v1, mine + 4096u, v3);  // at most 473 iterations
+  run_pivot_mass_0(lid, lane_take_0, lane_take_0, mine + 4096u, param_1);  // at most 473 iterations
   storageBarrier();
-  // phase 1: loops over 1000
-  let v4 = scratch[mine + 4096u];  // least key kept of %2
-  let v5 = scratch[mine + 4097u];  // last index kept of those equal to it
+  // phase 1: a loop over 1000 elements
+  let least_2 = scratch[mine + 4096u];  // least key kept of %2
+  let last_2 = scratch[mine + 4097u];  // last index kept of those equal to it
   for (var i = lid; i < 1000u; i += 256u) {  // at most 4 iterations
-    let v6 = bitcast<f32>(arena[v1 + i]);  // %0 take(chan=0) f32[1000]
-    let v7 = kept(v6, v4, v5, i);  // %2 pivot_mass(%0, %0, %1) bool[1000]
-    if (v8 != 0xffffffffu) { results[v8 + i] = select(0u, 1u, v7); }
+    let take_0 = bitcast<f32>(arena[lane_take_0 + i]);  // %0 take(chan=0) f32[1000]
+    let pivot_mass_2 = kept(take_0, least_2, last_2, i);  // %2 pivot_mass(%0, %0, %1) bool[1000]
+    if (lane_out_0 != NONE) { results[lane_out_0 + i] = select(0u, 1u, pivot_mass_2); }
   }
   // scalar results
   if (lid == 0u) {
-    if (v9 != 0xffffffffu) { results[v9] = 0u; }
+    if (lane_status != NONE) { results[lane_status] = 0u; }
   }
 }

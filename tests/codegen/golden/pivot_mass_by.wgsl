@@ -7,6 +7,7 @@ var<workgroup> bins: array<atomic<u32>, 256>;
 var<workgroup> wrapped: atomic<u32>;
 var<workgroup> parts: array<u32, 256>;
 var<workgroup> blocks: array<u32, 16>;
+const NONE = 0xffffffffu;  // a lane word that stands for nothing
 fn f_key(x: f32) -> u32 {  // ordered: NaN 0, then -inf up to +inf; -0 equals +0
   let b = bitcast<u32>(x);
   let m = b & 0x7fffffffu;
@@ -65,7 +66,7 @@ fn mass_before(lid: u32, held: u32) -> u32 {  // the sum of `held` over the thre
   for (var j = 0u; j < lid; j += 1u) { sum = min(sum + parts[j], 0x40000000u); }
   return sum;
 }
-fn pivot_mass_0(lid: u32, order: u32, source: u32, result: u32, p: f32) {  // where the mass, walked by descending order, reaches p
+fn run_pivot_mass_0(lid: u32, order: u32, source: u32, result: u32, p: f32) {  // where the mass, walked by descending order, reaches p
   let want = mass(p);
   for (var row = 0u; row < 3u; row += 1u) {
     let first = order + row * 500u;
@@ -106,26 +107,26 @@ fn pivot_mass_0(lid: u32, order: u32, source: u32, result: u32, p: f32) {  // wh
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 10u;
-  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
+  if (lanes[lane] == NONE) { return; }  // its gate is shut
   let mine = group.x * 4104u;
-  let v1 = lanes[lane + 5u];
-  let v2 = lanes[lane + 2u];
-  let v3 = lanes[lane + 9u];
-  let v7 = lanes[lane + 8u];
-  let v8 = lanes[lane + 1u];
-  // phase 0: no loops, 1 from memory to memory
-  let v4 = bitcast<f32>(v3);  // %2 param(slot=0) f32[]
+  let lane_take_1 = lanes[lane + 5u];
+  let lane_take_0 = lanes[lane + 2u];
+  let lane_param_0 = lanes[lane + 9u];
+  let lane_out_0 = lanes[lane + 8u];
+  let lane_status = lanes[lane + 1u];
+  // phase 0: 1 from memory to memory
+  let param_2 = bitcast<f32>(lane_param_0);  // %2 param(slot=0) f32[]
   // %3 pivot_mass(%1, %0, %2) bool[3, 500]
-  pivot_mass_0(lid, v1, v2, mine + 4096u, v4);  // at most 1383 iterations
+  run_pivot_mass_0(lid, lane_take_1, lane_take_0, mine + 4096u, param_2);  // at most 1383 iterations
   storageBarrier();
-  // phase 1: loops over 1500
+  // phase 1: a loop over 1500 elements
   for (var i = lid; i < 1500u; i += 256u) {  // at most 6 iterations
-    let v5 = bitcast<f32>(arena[v1 + i]);  // %1 take(chan=1) f32[3, 500]
-    let v6 = kept(v5, scratch[mine + 4096u + 2u * (i / 500u)], scratch[mine + 4096u + 2u * (i / 500u) + 1u], i % 500u);  // %3 pivot_mass(%1, %0, %2) bool[3, 500]
-    if (v7 != 0xffffffffu) { results[v7 + i] = select(0u, 1u, v6); }
+    let take_1 = bitcast<f32>(arena[lane_take_1 + i]);  // %1 take(chan=1) f32[3, 500]
+    let pivot_mass_3 = kept(take_1, scratch[mine + 4096u + 2u * (i / 500u)], scratch[mine + 4096u + 2u * (i / 500u) + 1u], i % 500u);  // %3 pivot_mass(%1, %0, %2) bool[3, 500]
+    if (lane_out_0 != NONE) { results[lane_out_0 + i] = select(0u, 1u, pivot_mass_3); }
   }
   // scalar results
   if (lid == 0u) {
-    if (v8 != 0xffffffffu) { results[v8] = 0u; }
+    if (lane_status != NONE) { results[lane_status] = 0u; }
   }
 }

@@ -8,6 +8,7 @@ var<workgroup> whole0: array<u32, 16>;
 var<workgroup> bins: array<atomic<u32>, 256>;
 var<workgroup> wrapped: atomic<u32>;
 var<workgroup> blocks: array<u32, 16>;
+const NONE = 0xffffffffu;  // a lane word that stands for nothing
 fn f_key(x: f32) -> u32 {  // ordered: NaN 0, then -inf up to +inf; -0 equals +0
   let b = bitcast<u32>(x);
   let m = b & 0x7fffffffu;
@@ -55,7 +56,7 @@ fn digit_of(lid: u32, want: u32) -> vec2<u32> {  // the greatest bin that reache
   workgroupBarrier();
   return vec2<u32>(b, above);
 }
-fn pivot_rank_0(lid: u32, source: u32, result: u32, k: u32) {  // the key of the k-th greatest element of each row
+fn run_pivot_rank_0(lid: u32, source: u32, result: u32, k: u32) {  // the key of the k-th greatest element of each row
   let want = min(k, 49152u);
   for (var row = 0u; row < 1u; row += 1u) {
     let first = source + row * 49152u;
@@ -83,46 +84,47 @@ fn pivot_rank_0(lid: u32, source: u32, result: u32, k: u32) {  // the key of the
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 4u;
-  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
+  if (lanes[lane] == NONE) { return; }  // its gate is shut
   let mine = group.x * 4100u;
-  let v3 = (lanes[lane + 0u]) * 49152u;
-  let v5 = lanes[lane + 3u];
-  let v11 = lanes[lane + 2u];
-  let v12 = lanes[lane + 1u];
-  // phase 0: loops over 49152, 1 from memory to memory
-  var v1: u32 = 0u;
+  let logits_0 = lanes[lane] * 49152u;
+  let lane_param_0 = lanes[lane + 3u];
+  let lane_out_0 = lanes[lane + 2u];
+  let lane_status = lanes[lane + 1u];
+  // phase 0: a loop over 49152 elements, 1 from memory to memory
+  var nan_0: u32 = 0u;  // 1 for a NaN in %0
   for (var i = lid; i < 49152u; i += 256u) {  // at most 192 iterations
-    let v4 = logits[v3 + i];  // %0 output(index=0, name=logits) f32[49152]
-    v1 = max(v1, f_nan(v4));
+    let output_0 = logits[logits_0 + i];  // %0 output(index=0, name=logits) f32[49152]
+    nan_0 = max(nan_0, f_nan(output_0));
   }
-  part0[lid] = v1;
+  // the parts of all threads joined: nan_0
+  part0[lid] = nan_0;
   workgroupBarrier();
   if (lid < 16u) {
-    v1 = part0[lid * 16u];
+    nan_0 = part0[lid * 16u];
     for (var j = 1u; j < 16u; j += 1u) {  // at most 15 iterations
-      v1 = max(v1, part0[lid * 16u + j]);
+      nan_0 = max(nan_0, part0[lid * 16u + j]);
     }
-    whole0[lid] = v1;
+    whole0[lid] = nan_0;
   }
   workgroupBarrier();
-  v1 = whole0[0u];
+  nan_0 = whole0[0u];
   for (var j = 1u; j < 16u; j += 1u) {  // at most 15 iterations
-    v1 = max(v1, whole0[j]);
+    nan_0 = max(nan_0, whole0[j]);
   }
-  let v6 = v5;  // %1 param(slot=0) u32[]
+  let param_1 = lane_param_0;  // %1 param(slot=0) u32[]
   // %2 pivot_rank(%0, %1) bool[49152]
-  pivot_rank_0(lid, v3, mine + 4096u, v6);  // at most 961 iterations
+  run_pivot_rank_0(lid, logits_0, mine + 4096u, param_1);  // at most 961 iterations
   storageBarrier();
-  // phase 1: loops over 49152
-  let v7 = scratch[mine + 4096u];  // least key kept of %2
-  let v8 = scratch[mine + 4097u];  // last index kept of those equal to it
+  // phase 1: a loop over 49152 elements
+  let least_2 = scratch[mine + 4096u];  // least key kept of %2
+  let last_2 = scratch[mine + 4097u];  // last index kept of those equal to it
   for (var i = lid; i < 49152u; i += 256u) {  // at most 192 iterations
-    let v9 = logits[v3 + i];  // %0 output(index=0, name=logits) f32[49152]
-    let v10 = kept(v9, v7, v8, i);  // %2 pivot_rank(%0, %1) bool[49152]
-    if (v11 != 0xffffffffu) { results[v11 + i] = select(0u, 1u, v10); }
+    let output_0 = logits[logits_0 + i];  // %0 output(index=0, name=logits) f32[49152]
+    let pivot_rank_2 = kept(output_0, least_2, last_2, i);  // %2 pivot_rank(%0, %1) bool[49152]
+    if (lane_out_0 != NONE) { results[lane_out_0 + i] = select(0u, 1u, pivot_rank_2); }
   }
   // scalar results
   if (lid == 0u) {
-    if (v12 != 0xffffffffu) { results[v12] = v1; }
+    if (lane_status != NONE) { results[lane_status] = nan_0; }
   }
 }

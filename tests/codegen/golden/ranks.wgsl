@@ -3,7 +3,8 @@
 @group(0) @binding(1) var<storage, read> lanes: array<u32>;
 @group(0) @binding(2) var<storage, read_write> results: array<u32>;
 @group(0) @binding(3) var<storage, read_write> scratch: array<u32>;
-fn sort_desc_0(lid: u32, source: u32, values: u32, indices: u32) {  // rank of an element: how many of its row come before it
+const NONE = 0xffffffffu;  // a lane word that stands for nothing
+fn run_sort_desc_0(lid: u32, source: u32, values: u32, indices: u32) {  // rank of an element: how many of its row come before it
   for (var e = lid; e < 150u; e += 256u) {
     let row = e / 50u;
     let at = e % 50u;
@@ -23,25 +24,25 @@ fn sort_desc_0(lid: u32, source: u32, values: u32, indices: u32) {  // rank of a
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 7u;
-  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
+  if (lanes[lane] == NONE) { return; }  // its gate is shut
   let mine = group.x * 4600u;
-  let v1 = lanes[lane + 2u];
-  let v4 = lanes[lane + 5u];
-  let v5 = lanes[lane + 6u];
-  let v6 = lanes[lane + 1u];
-  // phase 0: no loops, 1 from memory to memory
+  let lane_take_0 = lanes[lane + 2u];
+  let lane_out_0 = lanes[lane + 5u];
+  let lane_out_1 = lanes[lane + 6u];
+  let lane_status = lanes[lane + 1u];
+  // phase 0: 1 from memory to memory
   // %1 sort_desc(%0) i32[3, 50]
-  sort_desc_0(lid, v1, mine + 4296u, mine + 4448u);  // at most 51 iterations
+  run_sort_desc_0(lid, lane_take_0, mine + 4296u, mine + 4448u);  // at most 51 iterations
   storageBarrier();
-  // phase 1: loops over 150
+  // phase 1: a loop over 150 elements
   for (var i = lid; i < 150u; i += 256u) {  // at most 1 iterations
-    let v2 = bitcast<i32>(scratch[mine + 4296u + i]);  // %1 sort_desc(%0) i32[3, 50]
-    let v3 = scratch[mine + 4448u + i];  // %2 pick(%1, i=1) u32[3, 50]
-    if (v4 != 0xffffffffu) { results[v4 + i] = bitcast<u32>(v2); }
-    if (v5 != 0xffffffffu) { results[v5 + i] = v3; }
+    let sort_desc_1 = bitcast<i32>(scratch[mine + 4296u + i]);  // %1 sort_desc(%0) i32[3, 50]
+    let pick_2 = scratch[mine + 4448u + i];  // %2 pick(%1, i=1) u32[3, 50]
+    if (lane_out_0 != NONE) { results[lane_out_0 + i] = bitcast<u32>(sort_desc_1); }
+    if (lane_out_1 != NONE) { results[lane_out_1 + i] = pick_2; }
   }
   // scalar results
   if (lid == 0u) {
-    if (v6 != 0xffffffffu) { results[v6] = 0u; }
+    if (lane_status != NONE) { results[lane_status] = 0u; }
   }
 }

@@ -4,6 +4,7 @@
 @group(0) @binding(2) var<storage, read_write> results: array<u32>;
 @group(0) @binding(3) var<storage, read_write> scratch: array<u32>;
 var<workgroup> parts: array<u32, 256>;
+const NONE = 0xffffffffu;  // a lane word that stands for nothing
 fn before(lid: u32, count: u32) -> u32 {  // the sum of `count` over the threads before this one
   parts[lid] = count;
   workgroupBarrier();
@@ -11,7 +12,7 @@ fn before(lid: u32, count: u32) -> u32 {  // the sum of `count` over the threads
   for (var j = 0u; j < lid; j += 1u) { sum = sum + parts[j]; }
   return sum;
 }
-fn scatter_set_0(lid: u32, base: u32, index: u32, values: u32, result: u32, work: u32) {  // the last update of each row, by sorting
+fn run_scatter_set_0(lid: u32, base: u32, index: u32, values: u32, result: u32, work: u32) {  // the last update of each row, by sorting
   for (var i = lid; i < 1000u; i += 256u) { scratch[result + i] = arena[base + i]; }
   for (var j = lid; j < 1200u; j += 256u) {
     scratch[work + j] = min(arena[index + j], 500u);  // n: out of range
@@ -59,24 +60,24 @@ fn scatter_set_0(lid: u32, base: u32, index: u32, values: u32, result: u32, work
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 12u;
-  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
+  if (lanes[lane] == NONE) { return; }  // its gate is shut
   let mine = group.x * 9896u;
-  let v1 = lanes[lane + 2u];
-  let v2 = lanes[lane + 5u];
-  let v3 = lanes[lane + 8u];
-  let v5 = lanes[lane + 11u];
-  let v6 = lanes[lane + 1u];
-  // phase 0: no loops, 1 from memory to memory
+  let lane_take_0 = lanes[lane + 2u];
+  let lane_take_1 = lanes[lane + 5u];
+  let lane_take_2 = lanes[lane + 8u];
+  let lane_out_0 = lanes[lane + 11u];
+  let lane_status = lanes[lane + 1u];
+  // phase 0: 1 from memory to memory
   // %3 scatter_set(%0, %1, %2) f32[500, 2]
-  scatter_set_0(lid, v1, v2, v3, mine + 8896u, mine + 0u);  // at most 969 iterations
+  run_scatter_set_0(lid, lane_take_0, lane_take_1, lane_take_2, mine + 8896u, mine);  // at most 969 iterations
   storageBarrier();
-  // phase 1: loops over 1000
+  // phase 1: a loop over 1000 elements
   for (var i = lid; i < 1000u; i += 256u) {  // at most 4 iterations
-    let v4 = bitcast<f32>(scratch[mine + 8896u + i]);  // %3 scatter_set(%0, %1, %2) f32[500, 2]
-    if (v5 != 0xffffffffu) { results[v5 + i] = bitcast<u32>(v4); }
+    let scatter_set_3 = bitcast<f32>(scratch[mine + 8896u + i]);  // %3 scatter_set(%0, %1, %2) f32[500, 2]
+    if (lane_out_0 != NONE) { results[lane_out_0 + i] = bitcast<u32>(scatter_set_3); }
   }
   // scalar results
   if (lid == 0u) {
-    if (v6 != 0xffffffffu) { results[v6] = 0u; }
+    if (lane_status != NONE) { results[lane_status] = 0u; }
   }
 }

@@ -5,6 +5,7 @@
 @group(0) @binding(3) var<storage, read_write> scratch: array<u32>;
 var<workgroup> part0: array<u32, 256>;
 var<workgroup> whole0: array<u32, 16>;
+const NONE = 0xffffffffu;  // a lane word that stands for nothing
 fn f_key(x: f32) -> u32 {  // ordered: NaN 0, then -inf up to +inf; -0 equals +0
   let b = bitcast<u32>(x);
   let m = b & 0x7fffffffu;
@@ -40,86 +41,86 @@ fn f_exp(x: f32) -> f32 {  // e^x; 0 below -87.336, +inf above 88.722
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 6u;
-  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
+  if (lanes[lane] == NONE) { return; }  // its gate is shut
   let mine = group.x * 4008u;
-  let v3 = lanes[lane + 2u];
-  let v18 = lanes[lane + 5u];
-  let v19 = lanes[lane + 1u];
-  // phase 0: loops over 4 rows of 1000
+  let lane_take_0 = lanes[lane + 2u];
+  let lane_out_0 = lanes[lane + 5u];
+  let lane_status = lanes[lane + 1u];
+  // phase 0: a loop over 4 rows of 1000 elements
   for (var r = 0u; r < 4u; r += 1u) {  // at most 4 iterations
-    var v1: u32 = 0x007fffffu;
+    var fold_1: u32 = 0x007fffffu;  // %1 reduce_max(%0) f32[4]
     for (var k = lid; k < 1000u; k += 256u) {  // at most 16 iterations
       let i = r * 1000u + k;
-      let v4 = bitcast<f32>(arena[v3 + i]);  // %0 take(chan=0) f32[4, 1000]
-      v1 = max(v1, f_key(v4));
+      let take_0 = bitcast<f32>(arena[lane_take_0 + i]);  // %0 take(chan=0) f32[4, 1000]
+      fold_1 = max(fold_1, f_key(take_0));
     }
-    part0[lid] = v1;
+    // the parts of all threads joined: fold_1
+    part0[lid] = fold_1;
     workgroupBarrier();
     if (lid < 16u) {
-      v1 = part0[lid * 16u];
+      fold_1 = part0[lid * 16u];
       for (var j = 1u; j < 16u; j += 1u) {  // at most 60 iterations
-        v1 = max(v1, part0[lid * 16u + j]);
+        fold_1 = max(fold_1, part0[lid * 16u + j]);
       }
-      whole0[lid] = v1;
+      whole0[lid] = fold_1;
     }
     workgroupBarrier();
-    v1 = whole0[0u];
+    fold_1 = whole0[0u];
     for (var j = 1u; j < 16u; j += 1u) {  // at most 60 iterations
-      v1 = max(v1, whole0[j]);
+      fold_1 = max(fold_1, whole0[j]);
     }
     if (lid == 0u) {
-      scratch[mine + 0u + r] = bitcast<u32>(f_unkey(v1));
+      scratch[mine + r] = bitcast<u32>(f_unkey(fold_1));
     }
   }
   storageBarrier();
-  storageBarrier();
-  // phase 1: loops over 4 rows of 1000, 4000
+  // phase 1: a loop over 4 rows of 1000 elements, a loop over 4000 elements
   for (var r = 0u; r < 4u; r += 1u) {  // at most 4 iterations
-    var v5: f32 = 0.0;
+    var fold_5: f32 = 0.0;  // %5 reduce_sum(%4) f32[4]
     for (var k = lid; k < 1000u; k += 256u) {  // at most 16 iterations
       let i = r * 1000u + k;
-      let v7 = bitcast<f32>(arena[v3 + i]);  // %0 take(chan=0) f32[4, 1000]
-      let v8 = bitcast<f32>(scratch[mine + 0u + (i / 1000u)]);  // %2 broadcast(%1) f32[4, 1000]
-      let v9 = v7 - v8;  // %3 sub(%0, %2) f32[4, 1000]
-      let v10 = f_exp(v9);  // %4 exp(%3) f32[4, 1000]
-      v5 = v5 + v10;
+      let take_0 = bitcast<f32>(arena[lane_take_0 + i]);  // %0 take(chan=0) f32[4, 1000]
+      let broadcast_2 = bitcast<f32>(scratch[mine + (i / 1000u)]);  // %2 broadcast(%1) f32[4, 1000]
+      let sub_3 = take_0 - broadcast_2;  // %3 sub(%0, %2) f32[4, 1000]
+      let exp_4 = f_exp(sub_3);  // %4 exp(%3) f32[4, 1000]
+      fold_5 = fold_5 + exp_4;
     }
-    part0[lid] = bitcast<u32>(v5);
+    // the parts of all threads joined: fold_5
+    part0[lid] = bitcast<u32>(fold_5);
     workgroupBarrier();
     if (lid < 16u) {
-      v5 = bitcast<f32>(part0[lid * 16u]);
+      fold_5 = bitcast<f32>(part0[lid * 16u]);
       for (var j = 1u; j < 16u; j += 1u) {  // at most 60 iterations
-        v5 = v5 + bitcast<f32>(part0[lid * 16u + j]);
+        fold_5 = fold_5 + bitcast<f32>(part0[lid * 16u + j]);
       }
-      whole0[lid] = bitcast<u32>(v5);
+      whole0[lid] = bitcast<u32>(fold_5);
     }
     workgroupBarrier();
-    v5 = bitcast<f32>(whole0[0u]);
+    fold_5 = bitcast<f32>(whole0[0u]);
     for (var j = 1u; j < 16u; j += 1u) {  // at most 60 iterations
-      v5 = v5 + bitcast<f32>(whole0[j]);
+      fold_5 = fold_5 + bitcast<f32>(whole0[j]);
     }
     if (lid == 0u) {
-      scratch[mine + 4004u + r] = bitcast<u32>(v5);
+      scratch[mine + 4004u + r] = bitcast<u32>(fold_5);
     }
   }
   for (var i = lid; i < 4000u; i += 256u) {  // at most 16 iterations
-    let v11 = bitcast<f32>(arena[v3 + i]);  // %0 take(chan=0) f32[4, 1000]
-    let v12 = bitcast<f32>(scratch[mine + 0u + (i / 1000u)]);  // %2 broadcast(%1) f32[4, 1000]
-    let v13 = v11 - v12;  // %3 sub(%0, %2) f32[4, 1000]
-    let v14 = f_exp(v13);  // %4 exp(%3) f32[4, 1000]
-    scratch[mine + 4u + i] = bitcast<u32>(v14);
+    let take_0 = bitcast<f32>(arena[lane_take_0 + i]);  // %0 take(chan=0) f32[4, 1000]
+    let broadcast_2 = bitcast<f32>(scratch[mine + (i / 1000u)]);  // %2 broadcast(%1) f32[4, 1000]
+    let sub_3 = take_0 - broadcast_2;  // %3 sub(%0, %2) f32[4, 1000]
+    let exp_4 = f_exp(sub_3);  // %4 exp(%3) f32[4, 1000]
+    scratch[mine + 4u + i] = bitcast<u32>(exp_4);
   }
   storageBarrier();
-  storageBarrier();
-  // phase 2: loops over 4000
+  // phase 2: a loop over 4000 elements
   for (var i = lid; i < 4000u; i += 256u) {  // at most 16 iterations
-    let v15 = bitcast<f32>(scratch[mine + 4u + i]);  // %4 exp(%3) f32[4, 1000]
-    let v16 = bitcast<f32>(scratch[mine + 4004u + (i / 1000u)]);  // %6 broadcast(%5) f32[4, 1000]
-    let v17 = v15 / v16;  // %7 div(%4, %6) f32[4, 1000]
-    if (v18 != 0xffffffffu) { results[v18 + i] = bitcast<u32>(v17); }
+    let exp_4 = bitcast<f32>(scratch[mine + 4u + i]);  // %4 exp(%3) f32[4, 1000]
+    let broadcast_6 = bitcast<f32>(scratch[mine + 4004u + (i / 1000u)]);  // %6 broadcast(%5) f32[4, 1000]
+    let div_7 = exp_4 / broadcast_6;  // %7 div(%4, %6) f32[4, 1000]
+    if (lane_out_0 != NONE) { results[lane_out_0 + i] = bitcast<u32>(div_7); }
   }
   // scalar results
   if (lid == 0u) {
-    if (v19 != 0xffffffffu) { results[v19] = 0u; }
+    if (lane_status != NONE) { results[lane_status] = 0u; }
   }
 }

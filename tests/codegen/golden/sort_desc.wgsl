@@ -6,6 +6,7 @@
 var<workgroup> part0: array<u32, 256>;
 var<workgroup> whole0: array<u32, 16>;
 var<workgroup> parts: array<u32, 256>;
+const NONE = 0xffffffffu;  // a lane word that stands for nothing
 fn f_key(x: f32) -> u32 {  // ordered: NaN 0, then -inf up to +inf; -0 equals +0
   let b = bitcast<u32>(x);
   let m = b & 0x7fffffffu;
@@ -23,7 +24,7 @@ fn before(lid: u32, count: u32) -> u32 {  // the sum of `count` over the threads
   for (var j = 0u; j < lid; j += 1u) { sum = sum + parts[j]; }
   return sum;
 }
-fn sort_desc_0(lid: u32, source: u32, values: u32, indices: u32, work: u32) {  // stable radix sort of each row, four bits a pass
+fn run_sort_desc_0(lid: u32, source: u32, values: u32, indices: u32, work: u32) {  // stable radix sort of each row, four bits a pass
   let start = min(lid * 192u, 49152u);
   let end = min(start + 192u, 49152u);
   let all = work + 196608u;  // of each digit, a count of each thread's part
@@ -72,44 +73,45 @@ fn sort_desc_0(lid: u32, source: u32, values: u32, indices: u32, work: u32) {  /
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = group.x * 4u;
-  if (lanes[lane + 0u] == 0xffffffffu) { return; } // its gate is shut
+  if (lanes[lane] == NONE) { return; }  // its gate is shut
   let mine = group.x * 299008u;
-  let v3 = (lanes[lane + 0u]) * 49152u;
-  let v7 = lanes[lane + 2u];
-  let v8 = lanes[lane + 3u];
-  let v9 = lanes[lane + 1u];
-  // phase 0: loops over 49152, 1 from memory to memory
-  var v1: u32 = 0u;
+  let logits_0 = lanes[lane] * 49152u;
+  let lane_out_0 = lanes[lane + 2u];
+  let lane_out_1 = lanes[lane + 3u];
+  let lane_status = lanes[lane + 1u];
+  // phase 0: a loop over 49152 elements, 1 from memory to memory
+  var nan_0: u32 = 0u;  // 1 for a NaN in %0
   for (var i = lid; i < 49152u; i += 256u) {  // at most 192 iterations
-    let v4 = logits[v3 + i];  // %0 output(index=0, name=logits) f32[49152]
-    v1 = max(v1, f_nan(v4));
+    let output_0 = logits[logits_0 + i];  // %0 output(index=0, name=logits) f32[49152]
+    nan_0 = max(nan_0, f_nan(output_0));
   }
-  part0[lid] = v1;
+  // the parts of all threads joined: nan_0
+  part0[lid] = nan_0;
   workgroupBarrier();
   if (lid < 16u) {
-    v1 = part0[lid * 16u];
+    nan_0 = part0[lid * 16u];
     for (var j = 1u; j < 16u; j += 1u) {  // at most 15 iterations
-      v1 = max(v1, part0[lid * 16u + j]);
+      nan_0 = max(nan_0, part0[lid * 16u + j]);
     }
-    whole0[lid] = v1;
+    whole0[lid] = nan_0;
   }
   workgroupBarrier();
-  v1 = whole0[0u];
+  nan_0 = whole0[0u];
   for (var j = 1u; j < 16u; j += 1u) {  // at most 15 iterations
-    v1 = max(v1, whole0[j]);
+    nan_0 = max(nan_0, whole0[j]);
   }
   // %1 sort_desc(%0) f32[49152]
-  sort_desc_0(lid, v3, mine + 200704u, mine + 249856u, mine + 0u);  // at most 5897 iterations
+  run_sort_desc_0(lid, logits_0, mine + 200704u, mine + 249856u, mine);  // at most 5897 iterations
   storageBarrier();
-  // phase 1: loops over 49152
+  // phase 1: a loop over 49152 elements
   for (var i = lid; i < 49152u; i += 256u) {  // at most 192 iterations
-    let v5 = bitcast<f32>(scratch[mine + 200704u + i]);  // %1 sort_desc(%0) f32[49152]
-    let v6 = scratch[mine + 249856u + i];  // %2 pick(%1, i=1) u32[49152]
-    if (v7 != 0xffffffffu) { results[v7 + i] = bitcast<u32>(v5); }
-    if (v8 != 0xffffffffu) { results[v8 + i] = v6; }
+    let sort_desc_1 = bitcast<f32>(scratch[mine + 200704u + i]);  // %1 sort_desc(%0) f32[49152]
+    let pick_2 = scratch[mine + 249856u + i];  // %2 pick(%1, i=1) u32[49152]
+    if (lane_out_0 != NONE) { results[lane_out_0 + i] = bitcast<u32>(sort_desc_1); }
+    if (lane_out_1 != NONE) { results[lane_out_1 + i] = pick_2; }
   }
   // scalar results
   if (lid == 0u) {
-    if (v9 != 0xffffffffu) { results[v9] = v1; }
+    if (lane_status != NONE) { results[lane_status] = nan_0; }
   }
 }
