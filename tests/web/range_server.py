@@ -26,7 +26,7 @@ class Served:
     content: bytes = b""
     sha256: str = ""  # what the manifest says
     etag: str = ""
-    rate: float | None = None  # bytes a second
+    rate: float | None = None  # bytes a second, of requests from now on
     asked: list[str | None] = field(default_factory=list)  # the Range of each request for the file
 
     def new(self, size: int, rate: float | None = None) -> None:
@@ -65,7 +65,7 @@ def serve(folder: Path) -> Iterator[Served]:
             self.wfile.write(data)
 
         def send_file(self) -> None:
-            content, asked = served.content, self.headers.get("Range")
+            content, rate, asked = served.content, served.rate, self.headers.get("Range")
             served.asked.append(asked)
             start = 0
             if asked and self.headers.get("If-Range") in (None, served.etag):
@@ -81,8 +81,8 @@ def serve(folder: Path) -> Iterator[Served]:
             try:
                 for at in range(start, len(content), PIECE):
                     self.wfile.write(content[at : at + PIECE])
-                    if served.rate:
-                        time.sleep(PIECE / served.rate)
+                    if rate:
+                        time.sleep(PIECE / rate)
             except ConnectionError:  # the page cancelled
                 self.close_connection = True
 

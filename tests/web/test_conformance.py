@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Page
 
 from pie_core.device.templates import TEMPLATES
 from pie_server.build.web import web_assets
 from tests.web import make_conformance
-from tests.web.browser import chromium
 from tests.web.bundles import bundle
 from tests.web.site import site
 
@@ -53,13 +52,13 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def page(origin: str) -> Iterator[Page]:
+def page(origin: str, browser: Browser) -> Iterator[Page]:
     """An empty page, whose one worker serves both devices."""
-    with chromium() as browser:
-        opened = browser.new_page()
-        opened.goto(f"{origin}/")
-        assert opened.evaluate("crossOriginIsolated") is False
-        yield opened
+    opened = browser.new_page()
+    opened.goto(f"{origin}/")
+    assert opened.evaluate("crossOriginIsolated") is False
+    yield opened
+    opened.close()
 
 
 @pytest.fixture(scope="module")

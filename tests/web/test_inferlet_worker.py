@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Page
 
 from inferlet_sdk import examples
 from pie_core.text.tokenizer import tokenizer_spec
@@ -15,7 +15,6 @@ from pie_core.weights import open_gguf
 from pie_server.adapters.tokenizer import HfTokenizer
 from pie_server.build.web import web_assets
 from tests.support.tiny_gguf import write_tiny_gguf
-from tests.web.browser import chromium
 from tests.web.bundles import bundle
 from tests.web.site import site
 from tests.web.text_fixtures import dumps, text_spec
@@ -31,7 +30,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HfTokenizer:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def page(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     """A page with the scripted engine, under the page's CSP; at /test/text.json the texts of a tiny model."""
     folder = tmp_path_factory.mktemp("bundle")
     bundle(HERE / "scripted_engine.ts", folder)
@@ -39,12 +38,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         spec = tokenizer_spec(checkpoint.metadata)
         (folder / "text.json").write_text(dumps(text_spec(checkpoint.metadata, spec, HfTokenizer(spec))))
     (folder / "index.html").write_text('<!doctype html><title>tests</title><script type="module" src="/test/scripted_engine.js"></script>')
-    with site({"/web/": web_assets(), "/test/": folder}) as origin, chromium() as browser:
+    with site({"/web/": web_assets(), "/test/": folder}) as origin:
         opened = browser.new_page()
         opened.goto(f"{origin}/test/index.html")
         opened.wait_for_function("globalThis.opened")
         assert opened.evaluate("crossOriginIsolated") is False
         yield opened
+        opened.close()
 
 
 POOL = "'/test/text.json', {stepSeconds: 1.5}"

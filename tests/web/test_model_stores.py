@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import BrowserContext, Page
+from playwright.sync_api import Browser, BrowserContext, Page
 
-from tests.web.browser import chromium
 from tests.web.bundles import bundle
 from tests.web.range_server import Served, serve
 
@@ -42,9 +41,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def context(served: Served) -> Iterator[BrowserContext]:
-    with chromium() as browser:
-        yield browser.new_context()
+def context(browser: Browser, served: Served) -> Iterator[BrowserContext]:
+    opened = browser.new_context()
+    yield opened
+    opened.close()
 
 
 @pytest.fixture
@@ -137,6 +137,7 @@ def test_a_second_tab_waits_and_takes_over_when_the_first_is_closed(context: Bro
     page.evaluate(f"(job) => {{ globalThis.result = ({OPEN})(job) }}", job(served))
     page.wait_for_function("last.progress && last.progress.stage === 'waiting' && last.progress.done > 2e6")
     assert len(served.asked) == 1
+    served.rate = None
     first.close()
     assert page.evaluate("result")["sha256"] == served.sha256
     assert page.evaluate("last.progress.stage") == "download" and len(served.asked) == 2
