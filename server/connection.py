@@ -6,18 +6,19 @@ import asyncio
 import json
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError, LineTooLong
 
 from pie_core.engine.errors import forget_frames
 from pie_server.errors import ApiError, one_sentence
+from pie_server.half_closed import HalfClosed
 from pie_server.logs import log, where
 
 BODY_FAULTS = (web.RequestPayloadError, HttpProcessingError)  # raised where a body is read that its head describes wrongly
 
-
+SHORT = ("GET", "HEAD")  # methods whose requests run no inferlet
 CODINGS = {"identity", "gzip", "deflate", "br", "zstd"}  # of bodies; the parser refuses of these what it has no decoder for
 
 
@@ -50,6 +51,9 @@ class Connection(web.RequestHandler):
         self.since = self._heard = loop.time()  # since when it waits for a head, or for the rest of one; the last byte
         self._in_head = True  # of the first request, which may come at once
         self._short = False  # none of the requests at work, or in line, has a body or runs an inferlet
+        self._half: HalfClosed | None = None  # the transport, once the client said that it sends no more
+        self._last_body: StreamReader | None = None  # of the requests that wait for answers
+        self._answered = 0  # requests of this connection
 
     @property
     def idle(self) -> bool:
@@ -64,6 +68,10 @@ class Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """The client is gone."""
         self._all.discard(self)
+        if self._half is not None:
+            self._half.end()
+            self._half = None
+        self._last_body = None
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -73,7 +81,8 @@ class Connection(web.RequestHandler):
         begun = self._request_count > 0 and not idle
         super().data_received(data)
         if self._messages:  # of a broken request there is no method
-            self._short = (self._short or not begun) and all(getattr(m, "method", "GET") in ("GET", "HEAD") for m, _ in self._messages)
+            self._last_body = self._messages[-1][1]
+            self._short = (self._short or not begun) and all(getattr(m, "method", "GET") in SHORT for m, _ in self._messages)
         if not idle or self.idle:
             if idle and not self._in_head:
                 self._in_head, self.since = True, self._heard
@@ -81,12 +90,44 @@ class Connection(web.RequestHandler):
         self._in_head, self.since = False, self._heard
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks whether to keep the transport, aiohttp never does
-        """The client shut down its writing half, or left: until an answer is written, nothing tells which. So short requests are answered,
-        and what runs an inferlet ends, which could go on for minutes for nobody."""
-        if self.idle or not self._short:
+        """The client shut down its writing half, or left. Requests that are whole are answered, if it takes what it is sent of the answer
+        ahead; a stream that has begun ends, which could go on for minutes for nobody: who half-closes does so behind the request."""
+        if self._half is not None:
+            return True  # told twice, where reading was paused
+        if self.idle or self.transport is None or not (self._short or self._answerable()):
             return False  # the transport closes
-        self.close()  # behind the answer
-        return True
+        if self._short:
+            self.close()  # behind the answer
+            return True
+        self._half = HalfClosed(self.transport, self._next_unanswered)
+        self.transport = cast(asyncio.Transport, self._half)
+        return self._half.ask()
+
+    def _answerable(self) -> bool:
+        """Whether the last body, and so every one, is here, and no stream of a run is under way."""
+        request = self._current_request
+        streams = request is not None and request.method not in SHORT and request.writer.output_size > 0
+        return self._last_body is not None and self._last_body.is_eof() and not streams
+
+    def _next_unanswered(self) -> bool:
+        """Whether what is sent next is the beginning of an answer. Behind the last one the connection is closed."""
+        if self.idle:
+            self.force_close()
+        elif not self._messages:
+            self.close()
+        if self._request_in_progress:
+            request = self._current_request  # None when its handler is done: its answer is on the way
+            return request is not None and not request.writer.output_size
+        return self._request_count > self._answered
+
+    async def finish_response(self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None) -> tuple[Any, bool]:
+        """Send the answer, or what is left of it."""
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            self._answered += 1
+            if not self._messages:
+                self._last_body = None
 
     def look(self, now: float) -> None:
         """Let the client go if it has kept the server waiting for too long at the loop's time `now`."""
@@ -113,6 +154,9 @@ class Connection(web.RequestHandler):
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """The answer to a request that no handler sees. The connection is closed after it."""
+        if isinstance(exc, ConnectionResetError) and (self.transport is None or self.transport.is_closing()):
+            forget_frames(exc)  # a body's
+            raise ConnectionResetError("the client left") from None  # met by a write before its loss was told; no fault of ours
         known = status < 500
         level = logging.INFO if known else logging.ERROR
         log("request_refused" if known else "request_fault", level, status=status, error=where(exc) if exc is not None else None)

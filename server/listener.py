@@ -108,9 +108,12 @@ class Listener:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._patience.look_s)
-            now = self._loop.time()
-            for one in list(self._open):
-                one.look(now)
+            self._look()  # by itself: no name here may hold a connection until the next one
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        for one in list(self._open):
+            one.look(now)
 
 
 async def listen(runner: web.AppRunner, sock: socket.socket, patience: Patience | None = None, room: Room | None = None) -> Listener:

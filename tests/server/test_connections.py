@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from fake_backend import FakeBackend
+from fake_backend import FakeBackend, Script
 
 from pie_server.api.backend import OnMessage
 from pie_server.app import create_app
@@ -39,8 +40,11 @@ async def slowly(payload: Mapping[str, Any], send: OnMessage) -> Any:
 
 
 @asynccontextmanager
-async def serving(patience: Patience, room: Room | None = None) -> AsyncIterator[Address]:
-    runner = web.AppRunner(create_app(FakeBackend(slowly), Settings()), handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+async def serving(
+    patience: Patience, room: Room | None = None, *, script: Script = slowly, backend: FakeBackend | None = None
+) -> AsyncIterator[Address]:
+    app = create_app(backend or FakeBackend(script), Settings())
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     with bind("127.0.0.1", 0) as sock:
         address: Address = sock.getsockname()
@@ -71,30 +75,174 @@ async def said_behind_a_half_close(address: Address, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(*address)
     writer.write(request)
     writer.write_eof()
-    async with asyncio.timeout(5):
-        answer = await reader.read()
-    writer.close()
-    return answer
+    try:
+        async with asyncio.timeout(5):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+POST = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+STREAM = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
 
 
 @pytest.mark.parametrize(
-    ("request_bytes", "status"),
+    ("request_bytes", "statuses"),
     [
-        (HEALTH, b" 200 "),
-        (HEALTH.replace(b"GET", b"HEAD"), b" 200 "),
-        (HEALTH.replace(b"/health", b"/nowhere"), b" 404 "),
-        (b"garbage\r\n\r\n", b" 400 "),
-        (HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY, None),  # as one that left: its run would go on for nobody
-        (HEALTH + HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY, None),
-        (b"", None),
-        (HEALTH[:20], None),
+        (HEALTH, [b"HTTP/1.1 200 OK"]),
+        (HEALTH.replace(b"GET", b"HEAD"), [b"HTTP/1.1 200 OK"]),
+        (HEALTH.replace(b"/health", b"/nowhere"), [b"HTTP/1.1 404 Not Found"]),
+        (b"garbage\r\n\r\n", [b"HTTP/1.0 400 Bad Request"]),
+        (POST, [b"HTTP/1.1 200 OK"]),
+        (POST.replace(b"HTTP/1.1", b"HTTP/1.0"), [b"HTTP/1.0 200 OK"]),
+        (CHUNKED, [b"HTTP/1.1 200 OK"]),
+        (POST.replace(b"localhost", b"evil.example"), [b"HTTP/1.1 403 Forbidden"]),
+        (POST.replace(b'"hi"', b'"h\r\n'), [b"HTTP/1.1 400 Bad Request"]),
+        (HEAD + b"Expect: 100-continue\r\n" + POST.removeprefix(HEAD), [b"HTTP/1.1 100 Continue", b"HTTP/1.1 200 OK"]),
+        (HEALTH + POST, [b"HTTP/1.1 200 OK"] * 2),
+        (POST + POST + HEALTH, [b"HTTP/1.1 200 OK"] * 3),
+        (HEAD + b"Content-Length: 200\r\n\r\n{", []),  # the rest will not come
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n", []),
+        (POST + POST[:-1], []),
+        (b"", []),
+        (HEALTH[:20], []),
     ],
 )
-async def test_a_half_closed_connection_gets_what_runs_nothing(request_bytes: bytes, status: bytes | None) -> None:
+async def test_a_half_closed_connection_gets_the_answers_of_whole_requests(request_bytes: bytes, statuses: list[bytes]) -> None:
     async with serving(Patience()) as address:
         answer = await said_behind_a_half_close(address, request_bytes)
-    assert (answer == b"") == (status is None)
-    assert status is None or status in answer.splitlines()[0]
+    assert re.findall(rb"HTTP/1.*", answer.replace(b"\r", b"")) == statuses
+    assert answer.startswith(statuses[0] if statuses else b"")
+    assert answer.count(b"}HTTP/") == max(len(statuses) - 1, 0) - statuses.count(b"HTTP/1.1 100 Continue"), "the answers are whole"
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.05])
+async def test_a_half_closed_connection_gets_its_stream(pause: float) -> None:
+    async def events(payload: Mapping[str, Any], send: OnMessage) -> Any:
+        for i in range(5):
+            await asyncio.sleep(pause)
+            await send({"i": i})
+        return {}
+
+    async with serving(Patience(), script=events) as address:
+        answer = await said_behind_a_half_close(address, HEAD + b"Content-Length: %d\r\n\r\n" % len(STREAM) + STREAM)
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert re.findall(rb"data: (.*)\n", answer) == [*(b'{"i":%d}' % i for i in range(5)), b"[DONE]"]
+
+
+class Steps:
+    """An inferlet that sends a message a step."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    async def __call__(self, payload: Mapping[str, Any], send: OnMessage) -> Any:
+        while True:
+            await asyncio.sleep(0.1)
+            self.taken += 1
+            await send({"i": self.taken})
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM])
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 10, 120])
+async def test_a_client_that_leaves_costs_one_step_more_at_most(body: bytes, turns: int) -> None:
+    """It left without a word, at any moment: what it closes looks like a half-close at first."""
+    steps = Steps()
+    backend = FakeBackend(steps)
+    async with serving(Patience(), backend=backend) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        while not backend.running:
+            await asyncio.sleep(0.001)
+        for _ in range(turns):
+            await asyncio.sleep(0.001)
+        before = steps.taken
+        writer.close()
+        async with asyncio.timeout(5):
+            while backend.running:
+                await asyncio.sleep(0.001)
+        assert steps.taken <= before + 1 and backend.cancelled == 1
+        assert reader.at_eof() or body is STREAM
+
+
+@pytest.mark.parametrize(("body", "wait"), [(BODY, 0.2), (STREAM, 0.0), (STREAM, 0.05)])
+async def test_a_client_that_half_closes_and_leaves_later_is_noticed(body: bytes, wait: float) -> None:
+    steps = Steps()
+    backend = FakeBackend(steps)
+    async with serving(Patience(), backend=backend) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        writer.write_eof()
+        async with asyncio.timeout(5):
+            first = await (reader.readexactly(1) if body is BODY else reader.readuntil(b'"i":1'))
+        assert b"HTTP/1.1 200".startswith(first[:12])
+        await asyncio.sleep(wait)
+        assert backend.running == 1
+        writer.close()
+        async with asyncio.timeout(5):
+            while backend.running:
+                await asyncio.sleep(0.001)
+    assert backend.cancelled == 1
+
+
+@asynccontextmanager
+async def relayed(address: Address) -> AsyncIterator[Address]:
+    """A relay in front of `address` that passes each half of a connection on by itself, as port forwarders do."""
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, other: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+            writer.write_eof()
+        except OSError:  # refused: nobody is there
+            other.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        behind, onward = await asyncio.open_connection(*address)
+        await asyncio.gather(pump(reader, onward, writer), pump(behind, writer, onward))
+        for each in (onward, writer):
+            each.close()
+
+    server = await asyncio.start_server(relay, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM])
+async def test_a_client_that_leaves_behind_a_relay_is_noticed(body: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """What is sent first reaches only the relay, which learns with the next that its client is gone. A stream may learn it in a write."""
+    backend = FakeBackend(Steps())
+    async with serving(Patience(), backend=backend) as address, relayed(address) as front:
+        _, writer = await asyncio.open_connection(*front)
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        while not backend.running:
+            await asyncio.sleep(0.001)
+        writer.close()
+        async with asyncio.timeout(10):
+            while backend.running:
+                await asyncio.sleep(0.001)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [], "it is no fault of ours"
+
+
+async def test_a_half_close_passes_a_relay() -> None:
+    async with serving(Patience()) as address, relayed(address) as front:
+        assert (await said_behind_a_half_close(front, POST)).endswith(b'{"fine":true}')
+
+
+async def test_a_half_close_in_the_middle_of_a_stream_ends_it() -> None:
+    backend = FakeBackend(Steps())
+    async with serving(Patience(), backend=backend) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(STREAM) + STREAM)
+        await reader.readuntil(b"data:")
+        writer.write_eof()
+        async with asyncio.timeout(5):
+            assert b"[DONE]" not in await reader.read()
+            while backend.running:
+                await asyncio.sleep(0.001)
+        writer.close()
 
 
 async def test_a_half_close_behind_earlier_requests_is_as_one_behind_the_first() -> None:
@@ -181,7 +329,7 @@ async def test_where_all_are_at_work_new_ones_wait_their_turn() -> None:
 SERVER = """
 import asyncio, resource, sys
 sys.path.insert(0, sys.argv[1])
-from fake_backend import FakeBackend
+from fake_backend import FakeBackend, Script
 from pie_server import listener
 from pie_server.config import Settings
 from pie_server.logs import configure

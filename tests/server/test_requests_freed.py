@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from fake_backend import FakeBackend
 
 from pie_core.host.process import InferletFailed, Process
 from pie_server.api.backend import InferletError
 from pie_server.app import create_app
 from pie_server.config import Settings
+from pie_server.connection import Patience
 from pie_server.listener import listen
 from pie_server.sandbox import Limits, Sandbox
 from pie_server.serve import bind
@@ -150,6 +152,10 @@ REQUESTS: dict[str, tuple[bytes, int, bytes | None]] = {
     "half a body": (POST + b"Content-Length: 200\r\n\r\n{", 0, b""),
     "a body that is not what its head says": (POST + b"Content-Encoding: gzip\r\nContent-Length: 8\r\n\r\nnonsense", 400, None),
     "a broken chunk": (POST + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nzz\r\n", 400, None),
+    "an answer, half-closed": (post(), 200, None),
+    "a stream, half-closed": (post(stream=True), 200, None),
+    "left half-closed in a stream": (post(stream=True, max_tokens=400, stop="\0"), 200, b"data:"),
+    "left half-closed before the answer": (post(max_tokens=400, stop="\0"), 0, b""),
     "no HTTP": (b"\0\1nonsense\r\n\r\n", 400, None),
     "health": (get("/health"), 200, None),
     "metrics": (get("/metrics"), 200, None),
@@ -177,11 +183,13 @@ async def fails(service: Service, source: str) -> None:
     pytest.fail("it did not fail")
 
 
-async def ask(address: Address, request: bytes, status: int, until: bytes | None) -> None:
-    """Send `request`, look at the status, and read all, or up to `until`; then the connection is closed."""
+async def ask(address: Address, request: bytes, status: int, until: bytes | None, half: bool) -> None:
+    """Send `request`, and no more if `half`, look at the status, and read all, or up to `until`; then the connection is closed."""
     reader, writer = await asyncio.open_connection(*address)
     try:
         writer.write(request)
+        if half:
+            writer.write_eof()
         if status:
             assert (await reader.readline()).split()[1] == str(status).encode()
         if until is None:
@@ -221,11 +229,33 @@ async def requests_of_all_kinds(tiny_model: Path) -> None:
         async with serving(service) as address:
             for name, (request, status, until) in REQUESTS.items():
 
-                async def scene(request: bytes = request, status: int = status, until: bytes | None = until) -> None:
-                    await ask(address, request, status, until)
+                async def scene(
+                    request: bytes = request, status: int = status, until: bytes | None = until, half: bool = "half-closed" in name
+                ) -> None:
+                    await ask(address, request, status, until, half)
 
                 assert not await left_behind(scene, service._sandbox), name
         for source in FAILING:
             assert not await left_behind(partial(fails, service, source), service._sandbox), source
     finally:
         await service.close()
+
+
+async def test_a_connection_that_was_looked_at() -> None:
+    runner = web.AppRunner(create_app(FakeBackend(), Settings()), handler_cancellation=True, access_log=None)
+    await runner.setup()
+    with nothing_older(), bind("127.0.0.1", 0) as sock:
+        listener = await listen(runner, sock, Patience(body_s=0.04))  # looks every 10 ms
+        gc.disable()
+        try:
+            _, writer = await asyncio.open_connection(*sock.getsockname()[:2])
+            await asyncio.sleep(0.1)
+            assert ours()["Connection"] == 1
+            writer.close()
+            async with asyncio.timeout(PATIENCE_S):
+                while ours()["Connection"]:
+                    await asyncio.sleep(0.01)
+        finally:
+            gc.enable()
+            listener.close()
+            await runner.cleanup()
