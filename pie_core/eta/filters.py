@@ -1,7 +1,8 @@
 """Filters of sampling: each takes logits and returns a bool mask of their shape, true for tokens that stay.
 
-`masked(logits, mask)` applies a mask; masks combine with & and |. No filter leaves a row empty. Probabilities are those of softmax(logits):
-divide by the temperature first where the filter shall see the tempered distribution.
+`masked(logits, mask)` applies a mask; masks combine with & and |. Of a row with a finite logit and neither NaN nor +inf, every
+filter leaves something; to force a token, give all others -inf. Probabilities are those of softmax(logits): divide by the temperature first
+where the filter shall see the tempered distribution.
 """
 
 from __future__ import annotations

@@ -60,7 +60,8 @@ def along(value: Tensor, x: Tensor) -> Tensor:
 
 
 def softmax(logits: Tensor) -> Tensor:
-    """Probabilities of logits f32 [n] or [m, n], along the last axis: exp(x - max) / sum."""
+    """Probabilities of logits f32 [n] or [m, n], along the last axis: exp(x - max) / sum. A row with +inf, and one of -inf throughout, has
+    none: it is NaN. To force a token, give all others -inf."""
     floats(logits, "softmax")
     weights = exp(logits - along(reduce_max(logits), logits))
     return weights / along(reduce_sum(weights), logits)

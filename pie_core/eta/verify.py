@@ -96,7 +96,9 @@ def _node(row: Any, index: int, stage: str, nodes: Sequence[Node]) -> Node:
     if len(args) != spec.arity:
         raise _fail(f"{what} takes {spec.arity} operands, got {len(args)}")
     for arg in args:
-        if nodes[_int(arg, 0, index, f"operand of {what}")].name == "put":
+        if type(arg) is not int or not 0 <= arg < index:
+            raise _fail(f"operand of {what} must be the number of an op before it, got {_brief(arg)}")
+        if nodes[arg].name == "put":
             raise _fail(f"{what} uses op {arg}, a put, which has no value")
     attrs = _attributes(row[2], name, what)
     if name == "pick" and OPS[nodes[args[0]].name].results <= int(attrs["i"]):
