@@ -21,42 +21,27 @@ from pie_core.engine.values import Cell
 from pie_core.engine.working_set import WorkingSet
 from pie_core.eta import Model, intrinsics, trace_epilogue
 from pie_core.eta.channel import put, take
-from pie_core.weights import open_gguf
-from tests.engine.test_runahead_on_devices import hold
-from tests.support.engines import open_device
-from tests.support.tiny_gguf import write_tiny_gguf
-from tests.support.tiny_recurrent import POEM, write_tiny_recurrent
+from tests.support.ahead import RUNNERS, hold, loaded, running_ahead, write_models
 
 PROMPT = [5, 17, 30, 71, 2, 9, 44, 200, 13, 101, 8, 66, 31]
 pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("drafts")
-    write_tiny_gguf(folder / "attention.gguf", layers=2, context=128, seed=3)
-    return {"attention": folder / "attention.gguf", "hybrid": write_tiny_recurrent(folder / "hybrid.gguf", ("attention", "recurrent"))}
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_models(tmp_path_factory.mktemp("models"))
 
 
-@pytest_asyncio.fixture(params=[(kind, name) for name in ("attention", "hybrid") for kind in ("cpu", "webgpu")], ids="-".join)
-async def runner(request: pytest.FixtureRequest, files: dict[str, Path]) -> AsyncIterator[ModelRunner]:
-    kind, name = request.param
-    device = await open_device(kind)
-    with open_gguf(files[name]) as checkpoint:
-        loaded = ModelRunner.load(device, checkpoint, poem=POEM if name == "hybrid" else None, kv_pool_bytes=1 << 20)
-    yield loaded
-    loaded.close()
+@pytest_asyncio.fixture(params=RUNNERS, ids="-".join)
+async def runner(request: pytest.FixtureRequest, models: dict[str, Path]) -> AsyncIterator[ModelRunner]:
+    async with loaded(*request.param, models) as opened:
+        yield opened
 
 
 @pytest_asyncio.fixture
 async def engine(runner: ModelRunner) -> AsyncIterator[Engine]:
-    """Six steps ahead; nothing may be left over at the end."""
-    made = Engine(runner, ahead=6)
-    made.start()
-    yield made
-    await made.stop()
-    assert made.pool.used == 0 and made.arena.used == 0
-    assert made.states is None or made.states.used == 0
+    async with running_ahead(runner) as started:
+        yield started
 
 
 WIDTH = 4  # rows of a round: the last token and three drafts
