@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pie_core.codegen.schedule import Phase, Schedule, Sink, schedule
-from pie_core.codegen.wgsl import Epilogue, check_workgroup, phase_title, used_bindings
+from pie_core.codegen.wgsl import Epilogue, check_workgroup, phase_title, stores_scratch, used_bindings
 from pie_core.codegen.wgsl_folds import Accumulator
 from pie_core.codegen.wgsl_loops import Grid
 from pie_core.codegen.wgsl_writer import WgslKernel, value_name
@@ -102,9 +102,12 @@ def _partials(plan: Schedule, grid: Grid) -> tuple[dict[tuple[str, int], Partial
 
 
 def _ends(plan: Schedule) -> bool:
-    """Whether the loops of the last phase can be followed by the scalar results: nothing is folded or made from memory there."""
+    """Whether the loops of the last phase can be followed by the scalar results: nothing is folded or made from memory there, or stored for
+    them by other workgroups."""
     last: Phase | None = plan.phases[-1] if plan.phases else None
-    return last is not None and not last.skeletons and all(s.kind == "store" for loop in last.loops for s in loop.sinks)
+    if last is None or last.skeletons or stores_scratch(last):
+        return False
+    return all(s.kind == "store" for loop in last.loops for s in loop.sinks)
 
 
 def longest_loop(program: Program) -> int:

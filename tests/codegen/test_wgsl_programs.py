@@ -89,6 +89,8 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "typical": lambda: F["typical"](intrinsics.output(0), 0.9),
     "tail_free": lambda: F["tail_free"](intrinsics.output(0), 0.95),
     "dry": dry,
+    "one_element": lambda: F["softmax"](intrinsics.output(0))[5],
+    "kept": lambda: (F["top_p"](intrinsics.output(0), 0.9)[7], F["reduce_max"](intrinsics.output(0))),
     "beams": beams,
     "both": both,
 }
