@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pie_core.codegen import emit_epilogue_wgsl, emit_epilogue_wgsl_split
+from pie_core.codegen import emit_epilogue_cpu, emit_epilogue_wgsl, emit_epilogue_wgsl_split
 from pie_core.eta import OPS, Program, ProgramError, Traced, intrinsics
 from pie_core.eta.rules import elements
 from tests.codegen.author import Chan, F, counter, traced
@@ -112,6 +113,18 @@ def test_gpus_equal_the_oracle(machine: str) -> None:
     batches = [batch_of(seed) for seed in range(12)]
     for seed, (batch, got) in enumerate(zip(batches, run_batches(machine, batches), strict=True)):
         check(got, batch.oracle(), 0, 0, f"{machine} seed {seed}")
+
+
+def test_every_form_of_random_programs_is_emitted() -> None:
+    """Or refused with numbers. Emission alone is quick, so that many programs pass by; the first one found that nothing stored in the last
+    phase reached the scalar results of a split kernel."""
+    for seed in (7_000_860, *range(120)):
+        program = write(random.Random(seed), steps=20).program
+        for emit in (emit_epilogue_wgsl, emit_epilogue_cpu, partial(emit_epilogue_wgsl_split, groups=1 + seed % 32)):
+            try:
+                assert emit(program)
+            except ProgramError as error:
+                assert any(c.isdigit() for c in str(error)), error
 
 
 def inputs_of(program: Program, seed: int) -> Batch:
