@@ -47,10 +47,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
-    """Behind the last test that uses it, here or before tests of another folder, the browser is closed: where Playwright is open, nobody
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """Behind the last module that uses it, here or before tests of another folder, the browser is closed: where Playwright is open, nobody
     else can run an event loop in this thread."""
     yield
+    if nextitem is not None and nextitem.path == item.path:
+        return
     items = item.session.items
     following = takewhile(lambda each: HERE in each.path.parents, items[items.index(item) + 1 :])
     if not any("browser" in getattr(each, "fixturenames", ()) for each in following):
