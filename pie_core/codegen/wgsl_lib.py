@@ -34,14 +34,14 @@ HELPERS: dict[str, str] = {
   if (m == 0u) { return 0x80000000u; }
   return select(b ^ 0x80000000u, ~b, b >= 0x80000000u);
 }""",
-    "f_down_key": """fn f_down_key(x: f32) -> u32 {
+    "f_down_key": """fn f_down_key(x: f32) -> u32 {  // ordered the other way round; NaN is 0 here too
   let k = f_key(x);
   return select(~k, 0u, k == 0u);
 }""",
-    "f_unkey": """fn f_unkey(k: u32) -> f32 {
+    "f_unkey": """fn f_unkey(k: u32) -> f32 {  // the number of an f_key
   return bitcast<f32>(select(~k, k ^ 0x80000000u, k >= 0x80000000u));
 }""",
-    "f_nan": """fn f_nan(x: f32) -> u32 {
+    "f_nan": """fn f_nan(x: f32) -> u32 {  // 1 for NaN
   return select(0u, 1u, (bitcast<u32>(x) << 1u) > 0xff000000u);
 }""",
     "f_gt": "fn f_gt(a: f32, b: f32) -> bool { let k = f_key(b); return k != 0u && f_key(a) > k; }",
@@ -50,10 +50,10 @@ HELPERS: dict[str, str] = {
     "f_ne": "fn f_ne(a: f32, b: f32) -> bool { let k = f_key(b); return k == 0u || f_key(a) != k; }",
     "f_lt": "fn f_lt(a: f32, b: f32) -> bool { let k = f_key(a); return k != 0u && k < f_key(b); }",
     "f_le": "fn f_le(a: f32, b: f32) -> bool { let k = f_key(a); return k != 0u && k <= f_key(b); }",
-    "f_max": """fn f_max(a: f32, b: f32) -> f32 {
+    "f_max": """fn f_max(a: f32, b: f32) -> f32 {  // the other one where one is NaN
   return bitcast<f32>(select(bitcast<u32>(b), bitcast<u32>(a), f_key(a) > f_key(b)));
 }""",
-    "f_min": """fn f_min(a: f32, b: f32) -> f32 {
+    "f_min": """fn f_min(a: f32, b: f32) -> f32 {  // the other one where one is NaN
   return bitcast<f32>(select(bitcast<u32>(b), bitcast<u32>(a), f_down_key(a) > f_down_key(b)));
 }""",
     "mask_apply": """fn mask_apply(x: f32, word: u32, i: u32) -> f32 {  // x where bit i % 32 is set, else -inf
@@ -77,8 +77,8 @@ HELPERS: dict[str, str] = {
   return u32(x);
 }""",
     # f32(x) may round either way; two exact halves and one addition round to nearest.
-    "f_from_i32": "fn f_from_i32(x: i32) -> f32 { return f32(x >> 16u) * 65536.0 + f32(x & 0xffffi); }",
-    "f_from_u32": "fn f_from_u32(x: u32) -> f32 { return f32(x >> 16u) * 65536.0 + f32(x & 0xffffu); }",
+    "f_from_i32": "fn f_from_i32(x: i32) -> f32 {  // to nearest: of two halves, both exact\n  return f32(x >> 16u) * 65536.0 + f32(x & 0xffffi);\n}",
+    "f_from_u32": "fn f_from_u32(x: u32) -> f32 {  // to nearest: of two halves, both exact\n  return f32(x >> 16u) * 65536.0 + f32(x & 0xffffu);\n}",
     "f_rem": """fn f_rem(a: f32, b: f32) -> f32 {  // exact: long division of the mantissas, 20 bits of the quotient a turn
   let x = bitcast<u32>(a) & 0x7fffffffu;
   let y = bitcast<u32>(b) & 0x7fffffffu;
@@ -229,17 +229,17 @@ HELPERS: dict[str, str] = {
 }""",
     "u64_mix": _mix(),
     "rng_seed": "fn rng_seed(key: u32, counter: u32) -> vec2<u32> { return u64_mix(vec2<u32>(counter, key)); }",
-    "rng_bits": f"""fn rng_bits(seed: vec2<u32>, i: u32) -> u32 {{
+    "rng_bits": f"""fn rng_bits(seed: vec2<u32>, i: u32) -> u32 {{  // 24 random bits for element i
   let step = u64_mul(vec2<u32>(i + 1u, select(0u, 1u, i == 0xffffffffu)), {_pair(rng.GAMMA)});
   return u64_mix(u64_add(seed, step)).y >> {rng.BITS_SHIFT - 32}u;
 }}""",
-    "rng_uniform": f"""fn rng_uniform(seed: vec2<u32>, i: u32) -> f32 {{
+    "rng_uniform": f"""fn rng_uniform(seed: vec2<u32>, i: u32) -> f32 {{  // between 0 and 1, neither of them
   return min((f32(rng_bits(seed, i)) + 0.5) * {rng.UNIFORM_SCALE!r}, {rng.UNIFORM_MAX!r});
 }}""",
     "rng_gumbel": """fn rng_gumbel(seed: vec2<u32>, i: u32) -> f32 {
   return -f_log(-f_log(rng_uniform(seed, i)));
 }""",
-    "rng_normal": f"""fn rng_normal(seed: vec2<u32>, i: u32) -> f32 {{
+    "rng_normal": f"""fn rng_normal(seed: vec2<u32>, i: u32) -> f32 {{  // Box-Muller
   return sqrt(-2.0 * f_log(rng_uniform(seed, 2u * i))) * f_cos({rng.TWO_PI!r} * rng_uniform(seed, 2u * i + 1u));
 }}""",
 }

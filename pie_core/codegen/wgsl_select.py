@@ -67,6 +67,7 @@ TOP_K = """fn NAME(lid: u32, source: u32, values: u32, indices: u32, work: u32) 
     let first = source + row * $n;
 $select
     if (lid == 0u) { atomicStore(&filled, 0u); }
+    // the greater ones all, of those equal to the key the first: each thread counts how many the threads before it hold
     let start = min(lid * $part, $n);
     let end = min(start + $part, $n);
     var equal = 0u;
@@ -82,6 +83,7 @@ $select
       seen += select(0u, 1u, k == key);
     }
     storageBarrier();
+    // in order: an element's place is the number of those that come before it
     for (var a = lid; a < $k; a += $wg) {
       let at = scratch[work + a];
       let k = scratch[work + $k + a];

@@ -10,7 +10,7 @@ fn f_key(x: f32) -> u32 {  // ordered: NaN 0, then -inf up to +inf; -0 equals +0
   if (m == 0u) { return 0x80000000u; }
   return select(b ^ 0x80000000u, ~b, b >= 0x80000000u);
 }
-fn f_down_key(x: f32) -> u32 {
+fn f_down_key(x: f32) -> u32 {  // ordered the other way round; NaN is 0 here too
   let k = f_key(x);
   return select(~k, 0u, k == 0u);
 }
@@ -20,10 +20,10 @@ fn f_eq(a: f32, b: f32) -> bool { let k = f_key(b); return k != 0u && f_key(a) =
 fn f_ne(a: f32, b: f32) -> bool { let k = f_key(b); return k == 0u || f_key(a) != k; }
 fn f_lt(a: f32, b: f32) -> bool { let k = f_key(a); return k != 0u && k < f_key(b); }
 fn f_le(a: f32, b: f32) -> bool { let k = f_key(a); return k != 0u && k <= f_key(b); }
-fn f_max(a: f32, b: f32) -> f32 {
+fn f_max(a: f32, b: f32) -> f32 {  // the other one where one is NaN
   return bitcast<f32>(select(bitcast<u32>(b), bitcast<u32>(a), f_key(a) > f_key(b)));
 }
-fn f_min(a: f32, b: f32) -> f32 {
+fn f_min(a: f32, b: f32) -> f32 {  // the other one where one is NaN
   return bitcast<f32>(select(bitcast<u32>(b), bitcast<u32>(a), f_down_key(a) > f_down_key(b)));
 }
 fn f_sign(x: f32) -> f32 {

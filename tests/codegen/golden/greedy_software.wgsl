@@ -13,7 +13,7 @@ fn f_key(x: f32) -> u32 {  // ordered: NaN 0, then -inf up to +inf; -0 equals +0
   if (m == 0u) { return 0x80000000u; }
   return select(b ^ 0x80000000u, ~b, b >= 0x80000000u);
 }
-fn f_nan(x: f32) -> u32 {
+fn f_nan(x: f32) -> u32 {  // 1 for NaN
   return select(0u, 1u, (bitcast<u32>(x) << 1u) > 0xff000000u);
 }
 @compute @workgroup_size(32)

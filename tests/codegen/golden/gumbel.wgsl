@@ -17,7 +17,7 @@ fn f_key(x: f32) -> u32 {  // ordered: NaN 0, then -inf up to +inf; -0 equals +0
   if (m == 0u) { return 0x80000000u; }
   return select(b ^ 0x80000000u, ~b, b >= 0x80000000u);
 }
-fn f_nan(x: f32) -> u32 {
+fn f_nan(x: f32) -> u32 {  // 1 for NaN
   return select(0u, 1u, (bitcast<u32>(x) << 1u) > 0xff000000u);
 }
 fn f_log(x: f32) -> f32 {  // ln x; relative error stays small around 1
@@ -73,11 +73,11 @@ fn u64_mix(x0: vec2<u32>) -> vec2<u32> {
   return u64_xorshift(x, 27u);
 }
 fn rng_seed(key: u32, counter: u32) -> vec2<u32> { return u64_mix(vec2<u32>(counter, key)); }
-fn rng_bits(seed: vec2<u32>, i: u32) -> u32 {
+fn rng_bits(seed: vec2<u32>, i: u32) -> u32 {  // 24 random bits for element i
   let step = u64_mul(vec2<u32>(i + 1u, select(0u, 1u, i == 0xffffffffu)), vec2<u32>(0x7f4a7c15u, 0x9e3779b9u));
   return u64_mix(u64_add(seed, step)).y >> 8u;
 }
-fn rng_uniform(seed: vec2<u32>, i: u32) -> f32 {
+fn rng_uniform(seed: vec2<u32>, i: u32) -> f32 {  // between 0 and 1, neither of them
   return min((f32(rng_bits(seed, i)) + 0.5) * 5.960464477539063e-08, 0.9999999403953552);
 }
 fn rng_gumbel(seed: vec2<u32>, i: u32) -> f32 {

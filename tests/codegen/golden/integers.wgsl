@@ -3,8 +3,12 @@
 @group(0) @binding(1) var<storage, read> lanes: array<u32>;
 @group(0) @binding(2) var<storage, read_write> results: array<u32>;
 const NONE = 0xffffffffu;  // a lane word that stands for nothing
-fn f_from_i32(x: i32) -> f32 { return f32(x >> 16u) * 65536.0 + f32(x & 0xffffi); }
-fn f_from_u32(x: u32) -> f32 { return f32(x >> 16u) * 65536.0 + f32(x & 0xffffu); }
+fn f_from_i32(x: i32) -> f32 {  // to nearest: of two halves, both exact
+  return f32(x >> 16u) * 65536.0 + f32(x & 0xffffi);
+}
+fn f_from_u32(x: u32) -> f32 {  // to nearest: of two halves, both exact
+  return f32(x >> 16u) * 65536.0 + f32(x & 0xffffu);
+}
 fn i_div(a: i32, b: i32) -> i32 {
   if (b == 0i) { return 0i; }
   if (b == -1i) { return 0i - a; }

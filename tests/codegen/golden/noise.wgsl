@@ -84,17 +84,17 @@ fn u64_mix(x0: vec2<u32>) -> vec2<u32> {
   return u64_xorshift(x, 27u);
 }
 fn rng_seed(key: u32, counter: u32) -> vec2<u32> { return u64_mix(vec2<u32>(counter, key)); }
-fn rng_bits(seed: vec2<u32>, i: u32) -> u32 {
+fn rng_bits(seed: vec2<u32>, i: u32) -> u32 {  // 24 random bits for element i
   let step = u64_mul(vec2<u32>(i + 1u, select(0u, 1u, i == 0xffffffffu)), vec2<u32>(0x7f4a7c15u, 0x9e3779b9u));
   return u64_mix(u64_add(seed, step)).y >> 8u;
 }
-fn rng_uniform(seed: vec2<u32>, i: u32) -> f32 {
+fn rng_uniform(seed: vec2<u32>, i: u32) -> f32 {  // between 0 and 1, neither of them
   return min((f32(rng_bits(seed, i)) + 0.5) * 5.960464477539063e-08, 0.9999999403953552);
 }
 fn rng_gumbel(seed: vec2<u32>, i: u32) -> f32 {
   return -f_log(-f_log(rng_uniform(seed, i)));
 }
-fn rng_normal(seed: vec2<u32>, i: u32) -> f32 {
+fn rng_normal(seed: vec2<u32>, i: u32) -> f32 {  // Box-Muller
   return sqrt(-2.0 * f_log(rng_uniform(seed, 2u * i))) * f_cos(6.283185307179586 * rng_uniform(seed, 2u * i + 1u));
 }
 @compute @workgroup_size(256)

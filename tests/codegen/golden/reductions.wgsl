@@ -21,11 +21,11 @@ fn f_key(x: f32) -> u32 {  // ordered: NaN 0, then -inf up to +inf; -0 equals +0
   if (m == 0u) { return 0x80000000u; }
   return select(b ^ 0x80000000u, ~b, b >= 0x80000000u);
 }
-fn f_down_key(x: f32) -> u32 {
+fn f_down_key(x: f32) -> u32 {  // ordered the other way round; NaN is 0 here too
   let k = f_key(x);
   return select(~k, 0u, k == 0u);
 }
-fn f_unkey(k: u32) -> f32 {
+fn f_unkey(k: u32) -> f32 {  // the number of an f_key
   return bitcast<f32>(select(~k, k ^ 0x80000000u, k >= 0x80000000u));
 }
 @compute @workgroup_size(256)

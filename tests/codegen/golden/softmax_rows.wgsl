@@ -13,7 +13,7 @@ fn f_key(x: f32) -> u32 {  // ordered: NaN 0, then -inf up to +inf; -0 equals +0
   if (m == 0u) { return 0x80000000u; }
   return select(b ^ 0x80000000u, ~b, b >= 0x80000000u);
 }
-fn f_unkey(k: u32) -> f32 {
+fn f_unkey(k: u32) -> f32 {  // the number of an f_key
   return bitcast<f32>(select(~k, k ^ 0x80000000u, k >= 0x80000000u));
 }
 fn f_pow2(n: i32) -> f32 {  // n in [-126, 127]

@@ -18,7 +18,7 @@ fn f_key(x: f32) -> u32 {  // ordered: NaN 0, then -inf up to +inf; -0 equals +0
   if (m == 0u) { return 0x80000000u; }
   return select(b ^ 0x80000000u, ~b, b >= 0x80000000u);
 }
-fn f_nan(x: f32) -> u32 {
+fn f_nan(x: f32) -> u32 {  // 1 for NaN
   return select(0u, 1u, (bitcast<u32>(x) << 1u) > 0xff000000u);
 }
 fn bin_of(b: u32) -> u32 {  // what a bin holds, at most 2^30: thresholds are not greater
@@ -81,6 +81,7 @@ fn run_top_k_0(lid: u32, source: u32, values: u32, indices: u32, work: u32) {  /
       mask |= 255u << shift;
     }
     if (lid == 0u) { atomicStore(&filled, 0u); }
+    // the greater ones all, of those equal to the key the first: each thread counts how many the threads before it hold
     let start = min(lid * 192u, 49152u);
     let end = min(start + 192u, 49152u);
     var equal = 0u;
@@ -96,6 +97,7 @@ fn run_top_k_0(lid: u32, source: u32, values: u32, indices: u32, work: u32) {  /
       seen += select(0u, 1u, k == key);
     }
     storageBarrier();
+    // in order: an element's place is the number of those that come before it
     for (var a = lid; a < 40u; a += 256u) {
       let at = scratch[work + a];
       let k = scratch[work + 40u + a];
