@@ -77,8 +77,12 @@ HELPERS: dict[str, str] = {
   return u32(x);
 }""",
     # f32(x) may round either way; two exact halves and one addition round to nearest.
-    "f_from_i32": "fn f_from_i32(x: i32) -> f32 {  // to nearest: of two halves, both exact\n  return f32(x >> 16u) * 65536.0 + f32(x & 0xffffi);\n}",
-    "f_from_u32": "fn f_from_u32(x: u32) -> f32 {  // to nearest: of two halves, both exact\n  return f32(x >> 16u) * 65536.0 + f32(x & 0xffffu);\n}",
+    "f_from_i32": """fn f_from_i32(x: i32) -> f32 {  // to nearest: of two halves, both exact
+  return f32(x >> 16u) * 65536.0 + f32(x & 0xffffi);
+}""",
+    "f_from_u32": """fn f_from_u32(x: u32) -> f32 {  // to nearest: of two halves, both exact
+  return f32(x >> 16u) * 65536.0 + f32(x & 0xffffu);
+}""",
     "f_rem": """fn f_rem(a: f32, b: f32) -> f32 {  // exact: long division of the mantissas, 20 bits of the quotient a turn
   let x = bitcast<u32>(a) & 0x7fffffffu;
   let y = bitcast<u32>(b) & 0x7fffffffu;
