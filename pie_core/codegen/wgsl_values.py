@@ -133,6 +133,9 @@ class Values(Writer):
             return self._pivot(value, node, index, operand(0))
         dtypes = tuple(plan.program.ops[a].dtype for a in node.args)
         code = variant(node.name, dtypes, node.dtype, spec.wgsl)
+        if node.name == "sub" and node.dtype == "f32" and plan.resolve(node.args[0]) == plan.resolve(node.args[1]):
+            # Compilers take x - x for 0, which it is not for NaN and infinities; they do not look through the bits.
+            return f"{operand(0)} + {variant('neg', dtypes, 'f32', OPS['neg'].wgsl).format(operand(1))}"
         return str(code.format(*[operand(position) for position in range(len(node.args))]))
 
     def _view(self, value: int, node: Node, index: str, operand: Callable[[int], str]) -> str:
