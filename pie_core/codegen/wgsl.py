@@ -124,7 +124,8 @@ def check_workgroup(workgroup: int) -> None:
 def phase_title(number: int, phase: Phase) -> str:
     """What a phase holds, for its comment."""
     made = [f"a loop over {f'{loop.rows} rows of {loop.n}' if loop.rows > 1 else loop.n} elements" for loop in phase.loops]
-    made += [f"{len(phase.skeletons)} from memory to memory"] if phase.skeletons else []
+    many = len(phase.skeletons)
+    made += [f"{many} op{'s' if many > 1 else ''} from memory to memory"] if many else []
     return f"phase {number}: {', '.join(made) or 'nothing'}"
 
 

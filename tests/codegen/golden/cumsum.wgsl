@@ -34,7 +34,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   let lane_take_0 = lanes[lane + 2u];
   let lane_out_0 = lanes[lane + 5u];
   let lane_status = lanes[lane + 1u];
-  // phase 0: 1 from memory to memory
+  // phase 0: 1 op from memory to memory
   // %1 cumsum(%0) f32[3000]
   run_cumsum_0(lid, lane_take_0, mine + 4096u);  // at most 281 iterations
   storageBarrier();

@@ -22,7 +22,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   let lane_take_1 = lanes[lane + 5u];
   let lane_out_0 = lanes[lane + 8u];
   let lane_status = lanes[lane + 1u];
-  // phase 0: 1 from memory to memory
+  // phase 0: 1 op from memory to memory
   // %2 matmul(%0, %1) f32[20, 40]
   run_matmul_0(lid, lane_take_0, lane_take_1, mine);  // at most 124 iterations
   storageBarrier();

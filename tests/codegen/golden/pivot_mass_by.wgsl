@@ -114,7 +114,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   let lane_param_0 = lanes[lane + 9u];
   let lane_out_0 = lanes[lane + 8u];
   let lane_status = lanes[lane + 1u];
-  // phase 0: 1 from memory to memory
+  // phase 0: 1 op from memory to memory
   let param_2 = bitcast<f32>(lane_param_0);  // %2 param(slot=0) f32[]
   // %3 pivot_mass(%1, %0, %2) bool[3, 500]
   run_pivot_mass_0(lid, lane_take_1, lane_take_0, mine + 4096u, param_2);  // at most 1383 iterations

@@ -107,7 +107,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   let mine = group.y * 4100u;
   let lane_take_0 = lanes[lane + 2u];
   let lane_param_0 = lanes[lane + 6u];
-  // phase 0: 1 from memory to memory
+  // phase 0: 1 op from memory to memory
   let param_1 = bitcast<f32>(lane_param_0);  // %1 param(slot=0) f32[]
   // %2 pivot_mass(%0, %0, %1) bool[1000]
   run_pivot_mass_0(lid, lane_take_0, lane_take_0, mine + 4096u, param_1);  // at most 473 iterations

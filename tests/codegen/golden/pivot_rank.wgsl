@@ -90,7 +90,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   let lane_param_0 = lanes[lane + 3u];
   let lane_out_0 = lanes[lane + 2u];
   let lane_status = lanes[lane + 1u];
-  // phase 0: a loop over 49152 elements, 1 from memory to memory
+  // phase 0: a loop over 49152 elements, 1 op from memory to memory
   var nan_0: u32 = 0u;  // 1 for a NaN in %0
   for (var i = lid; i < 49152u; i += 256u) {  // at most 192 iterations
     let output_0 = logits[logits_0 + i];  // %0 output(index=0, name=logits) f32[49152]

@@ -30,7 +30,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   let lane_out_0 = lanes[lane + 5u];
   let lane_out_1 = lanes[lane + 6u];
   let lane_status = lanes[lane + 1u];
-  // phase 0: 1 from memory to memory
+  // phase 0: 1 op from memory to memory
   // %1 sort_desc(%0) i32[3, 50]
   run_sort_desc_0(lid, lane_take_0, mine + 4296u, mine + 4448u);  // at most 51 iterations
   storageBarrier();

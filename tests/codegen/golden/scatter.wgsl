@@ -99,7 +99,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (other_5 > fold_5 || (other_5 == fold_5 && other_5_at < fold_5_at)) { fold_5 = other_5; fold_5_at = other_5_at; }
   }
   let reduce_argmax_5 = bitcast<i32>(fold_5_at);  // %5 reduce_argmax(%4) i32[]
-  // phase 1: a loop over 1 elements, 1 from memory to memory
+  // phase 1: a loop over 1 elements, 1 op from memory to memory
   for (var i = lid; i < 1u; i += 256u) {  // at most 1 iterations
     let reshape_6 = reduce_argmax_5;  // %6 reshape(%5) i32[1]
     scratch[mine + 49156u + i] = bitcast<u32>(reshape_6);

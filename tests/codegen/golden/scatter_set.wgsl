@@ -67,7 +67,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   let lane_take_2 = lanes[lane + 8u];
   let lane_out_0 = lanes[lane + 11u];
   let lane_status = lanes[lane + 1u];
-  // phase 0: 1 from memory to memory
+  // phase 0: 1 op from memory to memory
   // %3 scatter_set(%0, %1, %2) f32[500, 2]
   run_scatter_set_0(lid, lane_take_0, lane_take_1, lane_take_2, mine + 8896u, mine);  // at most 969 iterations
   storageBarrier();
