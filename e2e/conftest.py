@@ -53,6 +53,11 @@ class Tab:
             self.wait("ready")
         return self
 
+    def front(self) -> Tab:
+        """Bring it to the front: a browser draws a tab behind others once a second, and clicks wait for that."""
+        self.page.bring_to_front()
+        return self
+
     def at(self, name: str) -> Any:
         """The element with this data-testid."""
         return self.page.get_by_test_id(name)
@@ -184,17 +189,23 @@ def tiny_tabs(browser: Browser, origin: str, tiny: TinyModel) -> Iterator[dict[s
         for kind, each in tabs.items():
             each.hello(kind, TINY_URL, ready=False)
         for each in tabs.values():
-            each.wait("ready")
+            each.front().wait("ready")
         yield tabs
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture
 def cpu_tab(tiny_tabs: dict[str, Tab]) -> Tab:
     """/hello with the tiny model on the cpu, shared by all tests."""
-    return tiny_tabs["cpu"]
+    return tiny_tabs["cpu"].front()
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def tiny_tab(request: pytest.FixtureRequest, tiny_tabs: dict[str, Tab]) -> Tab:
+def kind(request: pytest.FixtureRequest) -> str:
+    """A device: all tests of a module on the one, then those on the other."""
+    return str(request.param)
+
+
+@pytest.fixture
+def tiny_tab(kind: str, tiny_tabs: dict[str, Tab]) -> Tab:
     """/hello with the tiny model on each device, shared by all tests."""
-    return tiny_tabs[request.param]
+    return tiny_tabs[kind].front()

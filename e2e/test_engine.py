@@ -251,7 +251,7 @@ def test_what_ends_a_program_is_what_ends_it_on_the_server(cpu_tab: Tab, native:
     assert cpu_tab.engine()["pages_used"] == 0
 
 
-@pytest.mark.parametrize("tiny_tab", ["webgpu"], indirect=True)
+@pytest.mark.parametrize("kind", ["webgpu"])
 def test_a_lost_gpu_process_is_an_error_in_words(browser: Browser, tiny_tab: Tab) -> None:
     """Last of all: every tab of the browser shares the process."""
     tab = tiny_tab

@@ -58,10 +58,10 @@ def visits(contexts: OpenContext) -> Visits:
     return Visits(first, open_tab().hello("webgpu", ready=False), before)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def tab(visits: Visits) -> Tab:
     """The first visit."""
-    return visits.first
+    return visits.first.front()
 
 
 def agrees(tokens: list[int], steps: list[list[dict[str, Any]]], wanted: list[int]) -> None:
@@ -146,7 +146,7 @@ def test_every_block_of_the_guide_returns_in_a_page_what_it_shows(tab: Tab) -> N
 
 
 def test_webgpu_on_swiftshader_gives_the_reference_tokens_and_needs_no_bytes_of_the_model(visits: Visits) -> None:
-    page = visits.second
+    page = visits.second.front()
     page.wait("ready")
     assert not [r.url for r in page.requests[visits.before :] if r.url.endswith(".gguf")], "the model's bytes came again"
     device = page.at("device").text_content()

@@ -72,14 +72,15 @@ def test_headers_are_strict_and_need_no_isolation(origin: str) -> None:
 
 
 @pytest.fixture(scope="module", params=["light", "dark"])
-def narrow(request: pytest.FixtureRequest, cpu_tab: Tab) -> Iterator[tuple[Tab, str]]:
+def narrow(request: pytest.FixtureRequest, tiny_tabs: dict[str, Tab]) -> Iterator[tuple[Tab, str]]:
     """The page at a phone's width, in both colour schemes, ready."""
-    page = cpu_tab.page
+    tab = tiny_tabs["cpu"].front()
+    page = tab.page
     before = page.viewport_size
     assert before is not None
     page.set_viewport_size({"width": 360, "height": 740})
     page.emulate_media(color_scheme=request.param)
-    yield cpu_tab, request.param
+    yield tab, request.param
     page.emulate_media(color_scheme="null")
     page.set_viewport_size(before)
 
