@@ -190,7 +190,7 @@ def arithmetic(a: Author) -> list[Value]:
         return [a.small(made)]
     left, right = a.small(left), a.small(right)
     if name == "rem":
-        return []
+        return _made(left.x % right.x, left, right, whole=False) if left.equal and right.equal else []
     if name == "div":
         return _rounded(left.x / (F["absolute"](right.x) + 1.0), left.m * (1.0 + (0.0 if right.equal else right.m)))
     return _rounded(function(left.x, right.x), left.m * right.m if name == "mul" else left.m + right.m)

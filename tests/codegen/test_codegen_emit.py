@@ -11,11 +11,12 @@ import pytest
 
 from pie_core.codegen import emit_epilogue_cpu, emit_epilogue_wgsl, emit_epilogue_wgsl_split, lane_layout
 from pie_core.codegen.cpu_source import FIXED, opcodes, vm_ops_header
-from pie_core.codegen.wgsl_lib import HELPERS, helpers_for
+from pie_core.codegen.wgsl_lib import HELPERS, helpers_for, iterations_of
+from pie_core.codegen.wgsl_writer import Writer
 from pie_core.eta import OPS, Program, ProgramError, intrinsics
 from pie_core.eta.ops import Fold
 from pie_core.eta.program import Node
-from tests.codegen.author import Chan, F, counter, greedy, traced
+from tests.codegen.author import Chan, F, counter, greedy, over_cells, traced
 from tests.codegen.batch import Batch, Lane, check
 from tests.codegen.gpu import run_batches
 
@@ -145,3 +146,28 @@ def test_every_helper_is_used_and_every_call_has_one() -> None:
             texts += [code.lift, code.join, code.final] if isinstance(code, Fold) else [code]
     body = "\n".join([*texts, "f_nan(x)", "rng_seed(k, c)", "mask_apply(x, w, i)"])
     assert set(re.findall(r"^fn (\w+)", helpers_for(body), re.MULTILINE)) == set(HELPERS)
+
+
+def test_names_are_taken_once_a_block() -> None:
+    writer = Writer()
+    assert [writer.let("1u", "add_3"), writer.let("2u", "add_3")] == ["add_3", "add_3x2"]
+    for _ in range(2):
+        with writer.loop("var i = 0u; i < 9u; i += 1u", 9):
+            assert [writer.name("add_3"), writer.name("div_4"), writer.name("lane_row", outer=True)][:2] == ["add_3x3", "div_4"]
+    assert [writer.name("div_4"), writer.name("lane_row")] == ["div_4", "lane_rowx3"]
+
+
+def test_words_of_a_lane_have_names_of_their_own() -> None:
+    result = over_cells(lambda x, y: (x / 0.5, y), ("f32", (4,)), ("i32", ()))
+    layout = lane_layout(result.program)
+    names = [layout.name(word) for word in range(layout.words)]
+    assert names == ["row", "status", "take_0", "put_0", "copy_0", "take_1", "put_1", "copy_1", "out_0", "out_1", "param_0"]
+    assert [names.index("take_1"), names.index("out_1"), names.index("param_0")] == [layout.take(1), layout.out(1), layout.param(0)]
+
+
+def test_loops_of_helpers_count() -> None:
+    """The bound of a kernel holds for what its ops loop inside of helpers: remainders of f32."""
+    assert {name for name, text in HELPERS.items() if "for (" in text} == {"f_rem"} and iterations_of("f_rem(f_rem(a, b), c)") == 26
+    kernel = emit_epilogue_wgsl(over_cells(lambda x: x % 0.3, ("f32", (1000,))).program)
+    assert kernel.iterations == 4 + 4 * 13, "four elements a thread"
+    assert "at most 52 iterations" in kernel.source
