@@ -36,6 +36,7 @@ class CpuProgram:
 
     words: tuple[int, ...]
     scratch_bytes: int
+    work: int = 0  # nanoseconds of one lane, about, at most
 
 
 def operand_word(kind: int, index: int) -> int:

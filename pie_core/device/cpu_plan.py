@@ -44,8 +44,10 @@ TABLE_WORD = 6  # the map record's word that holds the address of its table of i
 class CpuKernel:
     """A checked spec. `build` makes the record of one launch; `constants` are buffers it owns (a VM program)."""
 
-    def __init__(self, spec: KernelSpec, names: tuple[str, ...], build: RecordOf, constants: Sequence[CpuBuffer] = ()) -> None:
-        self._spec, self.names, self.build, self.constants = spec, names, build, tuple(constants)
+    def __init__(
+        self, spec: KernelSpec, names: tuple[str, ...], build: RecordOf, constants: Sequence[CpuBuffer] = (), work: int = 0
+    ) -> None:
+        self._spec, self.names, self.build, self.constants, self.work = spec, names, build, tuple(constants), work
         for constant in constants:
             weakref.finalize(self, constant.destroy)
 
@@ -112,7 +114,7 @@ def _epilogue(device: CpuDevice, spec: EpilogueSpec) -> CpuKernel:
         words = [OP_EPILOGUE, 0, 0, 0, 0, address, *rows, b.address("arena"), b.address("lanes"), b.address("results")]
         return Record((*words, *[0] * (RECORD_WORDS - len(words))), scratch)
 
-    return CpuKernel(spec, names, build, [constant])
+    return CpuKernel(spec, names, build, [constant], code.work)
 
 
 def _map(device: CpuDevice, spec: MapSpec) -> CpuKernel:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import kernels_wgsl
 from pie_core.codegen import WgslKernel, emit_epilogue_wgsl, emit_epilogue_wgsl_split, emit_map_wgsl, lane_layout, longest_loop
+from pie_core.device.kept import Kept
 from pie_core.device.protocol import DeviceError, EpilogueSpec, KernelError, KernelSpec, LimitError, MapSpec, TemplateSpec
 from pie_core.device.templates import TEMPLATES, template
 from pie_core.device.webgpu_errors import translate
@@ -46,6 +46,7 @@ class WebGpuKernel:
     lane_words: int = 0
     fused: EpilogueForm | None = None
     split: EpilogueForm | None = None
+    work: int = 0
 
     def form(self, *, split: bool) -> EpilogueForm:
         """The form of an epilogue: the split one where it exists and is asked for."""
@@ -70,19 +71,17 @@ class KernelCache:
         self._device = device
         self._adapter_class: Literal["software", "gpu"] = adapter_class
         self._kernels: dict[KernelSpec, WebGpuKernel] = {}
-        self._epilogues: OrderedDict[KernelSpec, WebGpuKernel] = OrderedDict()
+        self._epilogues: Kept[WebGpuKernel] = Kept(EPILOGUE_KERNELS)
         self._pipelines: dict[str, Any] = {}  # by source: buckets often share one text
         self._layouts: dict[tuple[tuple[str, bool], ...], tuple[Any, Any]] = {}
 
     def get(self, spec: KernelSpec) -> WebGpuKernel:
         """The kernel of `spec`, compiled at most once while cached. Raises KernelError when it is unknown or does not compile."""
         if isinstance(spec, EpilogueSpec):
-            kernel = self._epilogues.get(spec)
+            kernel = self._epilogues.find(spec)
             if kernel is None:
-                kernel = self._epilogues[spec] = self._epilogue(spec)
-                while len(self._epilogues) > EPILOGUE_KERNELS:
-                    self._epilogues.popitem(last=False)
-            self._epilogues.move_to_end(spec)
+                kernel = self._epilogue(spec)
+                self._epilogues.keep(spec, kernel, len(spec.program.ops))
             return kernel
         kernel = self._kernels.get(spec)
         if kernel is None:

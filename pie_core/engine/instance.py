@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from pie_core.engine.pausing import Revival
 
 
+def _nobody() -> None:
+    """Hears nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class InstanceLimits:
     """Caps of one instance. `pages` None: the whole pool."""
@@ -40,7 +44,7 @@ class Instance(PageOwner):
     other passes of its tenant (a pass can refuse by itself)."""
 
     __slots__ = (
-        "active", "age", "busy", "cause", "channels", "closed", "engine", "limits", "name", "outstanding", "pipelines", "reuse", "revivals",
+        "active", "age", "busy", "cause", "channels", "closed", "engine", "limits", "moved", "name", "outstanding", "pipelines", "reuse", "revivals",
         "root", "stopping", "tenant", "working_sets",
     )  # fmt: skip
 
@@ -50,6 +54,7 @@ class Instance(PageOwner):
         self.name = name
         self.tenant = tenant
         self.limits = limits
+        self.moved: Callable[[], None] = _nobody  # called when a fork or an edit ran that waited: what else waits may be stuck now
         self.age = age
         self.closed = False
         self.cause: EngineError | None = None  # why it was closed

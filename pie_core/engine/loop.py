@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pie_core.device.protocol import DeviceError, DeviceLost
+from pie_core.device.protocol import DeviceError, DeviceLost, KernelError, LimitError
 from pie_core.engine.arena import Arena
+from pie_core.engine.compile_turns import CompileTurns
 from pie_core.engine.errors import EngineError, EngineLost, EngineStopped, PassFailed, PassSkipped, forget_frames
 from pie_core.engine.forward import SHORT_PASS, Pass
 from pie_core.engine.instance import Instance, InstanceLimits
@@ -99,6 +101,7 @@ class Engine:
         self.saved = SavedSets(self, sets or MemoryStore())
         self.lost: EngineError | None = None
         self._infos = ProgramInfos(self.limits)
+        self.turns = CompileTurns(self)
         self._linger = Linger(self.metrics)
         self._flights: deque[_Flight] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -144,9 +147,7 @@ class Engine:
 
     def now(self) -> float:
         """The loop's clock, seconds."""
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-        return self._loop.time()
+        return self.event_loop().time()
 
     def accept(self) -> int:
         """The next number in the order of acceptance."""
@@ -234,17 +235,38 @@ class Engine:
         self.scheduler.instances.pop(instance, None)
         self.poke()
 
+    def knows(self, program: Program) -> bool:
+        """Whether `program_info` answers at once, without compiling."""
+        return self._infos.known(program)
+
     def program_info(self, program: Program) -> ProgramInfo:
-        """The program as the engine needs it, its kernel compiled. Raises InvalidPass, PassFailed."""
+        """The program as the engine needs it, its kernel compiled. Raises InvalidPass, PassFailed; a program that cannot run is refused by
+        the same error again, at once."""
         info = self._infos.find(program)
         if info is None:
-            info = self._infos.describe(program)
+            began = time.perf_counter()
             try:
-                self.runner.prepare(program)
+                info = self._infos.describe(program)
+                info = replace(info, work=self.runner.prepare(program) or 0)
             except DeviceError as error:
-                raise PassFailed(f"the epilogue did not compile: {error}") from error
+                refusal = PassFailed(f"the epilogue did not compile: {error}")
+                if isinstance(error, KernelError | LimitError):
+                    self._infos.refuse(program, refusal)
+                raise refusal from error
+            finally:
+                self.turns.spend(time.perf_counter() - began)
             self._infos.keep(info)
         return info
+
+    def idle(self) -> bool:
+        """Whether nobody is at work, or was just answered and may come back at once."""
+        return not self._flights and not self.scheduler.instances and not self._linger.expected
+
+    def event_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that everything here runs on."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
 
     def skipped(self) -> PassSkipped:
         """The error of a pass submitted to a pipeline that has stopped."""
@@ -388,9 +410,12 @@ class Engine:
         except Exception as error:  # whatever a runner raises fails this step, not the loop
             self._fail(step, error)
             return
+        self.turns.stepped()
         for work in step.passes:
             if work.uses:
                 work.release_cells()
+        if step.batch.refused:
+            self._refuse(step, step.batch.refused)
         results = asyncio.ensure_future(handle.results())
         results.add_done_callback(self._landed)
         free = self.pool.free
@@ -400,6 +425,22 @@ class Engine:
         fed = not step.guesses and all(work.embed is not None for work in step.touched)
         self._flights.append(_Flight(step, now, results, handle, tokens, (tokens - prefill, prefill), fed, longest, pages))
         self._dirty = True  # maybe the next step can go right behind it
+
+    def _refuse(self, step: Step, refused: Mapping[str, DeviceError]) -> None:
+        """Epilogues that did not run, by their hashes: the passes that wait for them fail when the step is read, the others have nothing
+        to do with it."""
+        for work in step.passes:
+            error = refused.get(work.info.program.hash) if work.info is not None else None
+            if error is not None:
+                forget_frames(error)
+                work.fault = PassFailed(f"the device could not run the epilogue of this pass: {type(error).__name__}: {error}")
+                work.fault.__cause__ = error
+                work.status_word = -1  # nobody wrote its results
+                for use in work.uses:
+                    use.copy = -1
+        for guess in step.guesses:
+            if guess.info.program.hash in refused:
+                self.predictor.drop(guess)
 
     def _prefill_rows(self, decode: int) -> int:
         """Rows of prefill for a step that holds `decode` rows already."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+from pie_core.device.kept import Kept
 from pie_core.device.move_slots import SlotMover
-from pie_core.device.protocol import LANE_ALIGN, PAGE_TOKENS, Device, DeviceError, EpilogueSpec, Launch, Plan, StepTimer, Times
+from pie_core.device.protocol import LANE_ALIGN, PAGE_TOKENS, Device, DeviceError, DeviceLost, EpilogueSpec, Launch, Plan, StepTimer, Times
 from pie_core.device.templates import template
 from pie_core.engine.page_io import PageIO
 from pie_core.engine.runner import ROW_WORDS, RUN_WORDS, RunnerLimits, StepBatch
@@ -29,7 +29,8 @@ STATE_SHARE = 4  # one part in so many of the pool's bytes holds recurrent state
 STATE_BYTES = 128 << 20  # most of it: one buffer, which every WebGPU device binds
 MAX_SLOTS = 1024
 COUNTED_PAGES = 1 << 16  # of a model without attention: they hold nothing and still bound the tokens alive
-EPILOGUE_PLANS = 256  # compiled epilogues kept
+EPILOGUE_PLANS = 320  # compiled epilogues kept: more than infos of programs, so that a pass that waits does not compile its own again
+STEP_WORK = 300_000_000  # nanoseconds that the epilogues of one step may take where they are several: everybody's token waits for them
 
 
 class ModelRunner:
@@ -39,7 +40,7 @@ class ModelRunner:
         self.device, self.model, self._limits = device, model, limits
         self.tables = tables
         self.results = device.create_buffer(4 * limits.results_words, "results")
-        self._epilogues: OrderedDict[str, Plan] = OrderedDict()
+        self._epilogues: Kept[tuple[Plan, int]] = Kept(EPILOGUE_PLANS)  # with the work of a lane
         self.timer: StepTimer | None = None  # measures each step, where somebody asks (the timeline)
         self._mover = SlotMover(device, model.caches, model.cache_widths)
         self._page_io = PageIO(device, model.caches, model.cache_widths)
@@ -109,6 +110,7 @@ class ModelRunner:
             deterministic=deterministic,
             state_slots=slots,
             ahead=2 if device.info.software else 4,  # a software adapter blocks a submission until the one before it has run
+            step_work=STEP_WORK,
             spare_core=not device.info.software,
         )
         return cls(device, model, tables, limits)
@@ -118,9 +120,9 @@ class ModelRunner:
         """Sizes that the engine keeps every step within."""
         return self._limits
 
-    def prepare(self, program: Program) -> None:
-        """Compile `program`'s kernel unless it is cached. Raises DeviceError."""
-        self.epilogue_plan(program)
+    def prepare(self, program: Program) -> int:
+        """Compile `program`'s kernel unless it is cached; the nanoseconds that one lane takes at most, about. Raises DeviceError."""
+        return self._epilogue(program)[1]
 
     def submit(self, batch: StepBatch) -> StepRun | TimedRun:
         """Enqueue one step: one write, shifts and gates, the body, the head when something is read, the epilogues, the read-back."""
@@ -142,7 +144,12 @@ class ModelRunner:
         if timer is not None:
             timer.epilogues()
         for group in packed.groups:
-            self.epilogue_plan(group.program).run(lane_offset=group.lane_offset, lanes=group.lanes)
+            try:
+                self.epilogue_plan(group.program).run(lane_offset=group.lane_offset, lanes=group.lanes)
+            except DeviceLost:
+                raise
+            except DeviceError as error:  # its kernel had to be compiled again, or its scratch found no room
+                batch.refused[group.program.hash] = error
         size = 4 * max(1, batch.results_words)
         return StepRun(device.read(self.results, 0, size)) if timer is None else TimedRun(timer.read(self.results, 0, size))
 
@@ -177,17 +184,18 @@ class ModelRunner:
 
     def epilogue_plan(self, program: Program) -> Plan:
         """The plan that runs `program`'s kernel; compiled at first use. Raises DeviceError."""
-        plan = self._epilogues.get(program.hash)
-        if plan is not None:
-            self._epilogues.move_to_end(program.hash)
-            return plan
-        buffers = {"arena": self.tables.arena, "lanes": self.tables.step, "results": self.results}
-        buffers |= {name: rows for name, rows in (("logits", self.model.logits), ("hidden", self.model.hidden)) if program.width(name)}
-        plan = self.device.compile_plan([Launch(self.device.compile(EpilogueSpec(program)), buffers)])
-        self._epilogues[program.hash] = plan
-        if len(self._epilogues) > EPILOGUE_PLANS:
-            self._epilogues.popitem(last=False)
-        return plan
+        return self._epilogue(program)[0]
+
+    def _epilogue(self, program: Program) -> tuple[Plan, int]:
+        found = self._epilogues.find(program.hash)
+        if found is None:
+            buffers = {"arena": self.tables.arena, "lanes": self.tables.step, "results": self.results}
+            rows = (("logits", self.model.logits), ("hidden", self.model.hidden))
+            buffers |= {name: given for name, given in rows if program.width(name)}
+            kernel = self.device.compile(EpilogueSpec(program))
+            found = self.device.compile_plan([Launch(kernel, buffers)]), kernel.work
+            self._epilogues.keep(program.hash, found, len(program.ops))
+        return found
 
 
 class StepRun:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from pie_core.codegen.layout import LaneLayout, lane_layout
-from pie_core.engine.errors import InvalidPass
+from pie_core.device.kept import Kept
+from pie_core.engine.errors import EngineError, InvalidPass
 from pie_core.engine.runner import RunnerLimits
 from pie_core.engine.values import elements
 from pie_core.eta.flow import ChanEffect
 from pie_core.eta.program import Chan, Program
 
-_CACHE_SIZE = 1024
+_KEPT = 256  # infos: as many as a runner keeps plans
+_REFUSED = 4096  # programs of which it is known why they are refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,9 @@ class ProgramInfo:
     params: int
     rows: int
     exact: int | None
-    most_words: int  # of the results region, for one lane
+    result_words: int  # of the results region, for one lane, without the copies of what it puts into channels that the host reads
     masks_read: frozenset[int]  # channels that a read, not a take, makes a mask of
+    work: int = 0  # of one lane, as `Runner.prepare` gives it
 
 
 def _masks_read(program: Program) -> frozenset[int]:
@@ -40,19 +42,26 @@ def _masks_read(program: Program) -> frozenset[int]:
 
 
 class ProgramInfos:
-    """Infos of the programs seen lately, by the hash of their text."""
+    """Infos of the programs seen lately, and why others are refused, by the hash of their text."""
 
-    __slots__ = ("_by_hash", "_limits")
+    __slots__ = ("_infos", "_limits", "_refused")
 
     def __init__(self, limits: RunnerLimits) -> None:
         self._limits = limits
-        self._by_hash: OrderedDict[str, ProgramInfo] = OrderedDict()
+        self._infos: Kept[ProgramInfo] = Kept(_KEPT)
+        self._refused: Kept[EngineError] = Kept(_REFUSED)
+
+    def known(self, program: Program) -> bool:
+        """Whether `find` answers at once, by an info or by the refusal."""
+        return program.hash in self._infos or program.hash in self._refused
 
     def find(self, program: Program) -> ProgramInfo | None:
-        """The kept info of an equal program."""
-        info = self._by_hash.get(program.hash)
-        if info is not None:
-            self._by_hash.move_to_end(program.hash)
+        """The kept info of an equal program. Raises why it is refused, if that is known: it costs its time once."""
+        info = self._infos.find(program.hash)
+        if info is None:
+            refused = self._refused.find(program.hash)
+            if refused is not None:
+                raise refused.again()
         return info
 
     def describe(self, program: Program) -> ProgramInfo:
@@ -67,10 +76,11 @@ class ProgramInfos:
         if program.reads > limits.max_reads:
             raise InvalidPass(f"program: it looks at {program.reads} read-outs; one step has at most {limits.max_reads}")
         outs = tuple((dtype, shape, elements(shape)) for dtype, shape in program.out_types)
-        most = 1 + sum(n for _, _, n in outs) + sum(elements(c.shape) for c in program.chans)
-        if most > limits.results_words:
+        result_words = 1 + sum(n for _, _, n in outs)  # its status word in front
+        if result_words > limits.results_words:
             raise InvalidPass(
-                f"program: its results take up to {most} words, one step has {limits.results_words}: return less (a reduction, fewer rows)"
+                f"program: what it returns takes {result_words} words of results, one step has {limits.results_words}: "
+                "return less (a reduction, fewer rows)"
             )
         layout = lane_layout(program)
         if layout.words > limits.lane_words:
@@ -84,12 +94,14 @@ class ProgramInfos:
             params=len(program.params),
             rows=program.reads,
             exact=program.rows,
-            most_words=most,
+            result_words=result_words,
             masks_read=_masks_read(program),
         )
 
     def keep(self, info: ProgramInfo) -> None:
-        """Remember an info whose kernel was prepared; the oldest goes when there are too many."""
-        self._by_hash[info.program.hash] = info
-        if len(self._by_hash) > _CACHE_SIZE:
-            self._by_hash.popitem(last=False)
+        """Remember an info whose kernel was prepared; what was used longest ago goes when there is too much."""
+        self._infos.keep(info.program.hash, info, len(info.program.ops))
+
+    def refuse(self, program: Program, error: EngineError) -> None:
+        """Remember why a program is refused, which nothing but the program decides."""
+        self._refused.keep(program.hash, error.kept(), 1)

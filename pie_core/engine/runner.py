@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pie_core.device.protocol import NONE, PAGE_TOKENS
+from pie_core.device.protocol import NONE, PAGE_TOKENS, DeviceError
 from pie_core.eta.program import Program
 
 ROW_WORDS = 8  # u32 words of one token row of the step buffer
@@ -32,6 +32,7 @@ class RunnerLimits:
     deterministic: bool = False  # the runner computes a row in the same way whatever else a step holds
     state_slots: int = 0  # slots of recurrent state, numbered from 0 on; 0: the model has none
     ahead: int = 4  # most steps in flight, where all that they need is on the device
+    step_work: int = 1 << 62  # work of the epilogues of one step, all lanes together, where it has more than one: see `Runner.prepare`
     spare_core: bool = True  # False where the device computes on every core of the host: work beside a step then only slows the step
 
     @property
@@ -100,6 +101,7 @@ class StepBatch:
     reads: token row of each read-out; a pass's read-outs are consecutive.
     results_words: words of the results region that the lanes use, from 0 on.
     gates: passes that may turn out cancelled, or whose rows move; of words, rows and lanes of their own.
+    refused: filled by `Runner.submit`: programs, by hash, whose epilogues the device could not run. All else of the step runs.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -111,6 +113,7 @@ class StepBatch:
     epilogues: list[EpilogueGroup] = field(default_factory=list)
     results_words: int = 0
     gates: list[Gate] = field(default_factory=list)
+    refused: dict[str, DeviceError] = field(default_factory=dict)
 
     @property
     def skippable(self) -> bool:
@@ -158,13 +161,15 @@ class Runner(Protocol):
     @property
     def limits(self) -> RunnerLimits: ...
 
-    def prepare(self, program: Program) -> None:
-        """Compile the epilogue kernel of `program` (cached by its hash). Raises DeviceError when it does not compile, so
-        that one program's fault rejects only the passes that use it."""
+    def prepare(self, program: Program) -> int | None:
+        """Compile the epilogue kernel of `program` (cached by its hash); the work of one lane, to be compared with `limits.step_work`, where
+        the runner knows it. Raises DeviceError when it does not compile, so that one program's fault rejects only the passes that use it;
+        KernelError and LimitError where it never will."""
         ...
 
     def submit(self, batch: StepBatch) -> StepHandle:
-        """Enqueue one step. Raises DeviceError; then nothing of the batch may be relied on."""
+        """Enqueue one step. An epilogue that cannot run goes into `batch.refused`. Raises DeviceError; then nothing of the batch may be relied
+        on."""
         ...
 
     def write_arena(self, word: int, data: bytes | bytearray | memoryview) -> None:

@@ -99,6 +99,7 @@ class Scheduler:
                     queue.popleft()
                     entry.run()
                     self.changed = True
+                    pipe.instance.moved()
                     continue
                 if isinstance(entry, WaitingEdit):
                     if not self._edit(entry):
@@ -349,6 +350,7 @@ class Scheduler:
         else:
             edit.make()
         self.changed = True
+        edit.instance.moved()
         return True
 
     def _free_for(self, owner: Instance, work: Waiter) -> int:

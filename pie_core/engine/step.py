@@ -23,6 +23,7 @@ class Step:
         "_groups",
         "_lane_words",
         "_limits",
+        "_work",
         "batch",
         "decode_tokens",
         "guesses",
@@ -49,6 +50,7 @@ class Step:
         self._limits = limits
         self._groups: dict[int, tuple[EpilogueGroup, int]] = {}  # by id of the info: (group, lane words so far)
         self._lane_words = 0
+        self._work = 0  # of the lanes so far
 
     def chunk_for(self, work: Pass) -> int:
         """Tokens of `work` that this step can still take: all that remain, some of its body, or 0."""
@@ -215,9 +217,20 @@ class Step:
         info = work.info
         if info is None:
             return True
-        if self.batch.results_words + info.most_words > limits.results_words:
+        if self._work and self._work + info.work > limits.step_work:
+            return False  # one lane alone always fits
+        if self.batch.results_words + self._result_words(work, info) > limits.results_words:
             return False
         return self._lane_words + self._lane_growth(info) <= limits.lane_words
+
+    @staticmethod
+    def _result_words(work: Pass | Guess, info: ProgramInfo) -> int:
+        """Words of the results region that the lane of `work` takes, as `_lane` gives them out."""
+        words = info.result_words
+        for use in work.lane_uses:
+            if use.puts and use.channel.read_back:
+                words += use.channel.cell_words
+        return words
 
     def _lane_growth(self, info: ProgramInfo) -> int:
         """Lane-table words that one more lane of `info` costs, alignment of its group included."""
@@ -276,4 +289,5 @@ class Step:
             entry[0].lanes.append(lane)
             self._groups[id(info)] = (entry[0], entry[1] + info.layout.words)
         self._lane_words += growth
+        self._work += info.work
         return lane

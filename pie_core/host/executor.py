@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,12 +26,16 @@ from pie_core.host.wire import rejected, settled, value_json
 
 _logger = logging.getLogger(__name__)
 
+SLICE = 0.005  # seconds of one inferlet's posts in a turn of the loop: others have theirs in between
 
 Sink = Callable[[Value | None, EngineError | None], None]
 
 
 class Executor:
-    """Everything runs on the engine's loop. `poke` is called when something settled, `sent` with each value for the client."""
+    """Everything runs on the engine's loop. `poke` is called when something settled, `sent` with each value for the client.
+
+    Posts are carried out in their order, in slices: a submit whose program has to be compiled, and what was posted behind it, waits for its
+    turn (`engine.turns`)."""
 
     def __init__(
         self,
@@ -58,24 +63,67 @@ class Executor:
         self._receivers: deque[int] = deque()
         self.inbox: deque[str] = deque()
         self._closed = False
+        self.behind = False  # posts wait for a later turn of the loop
+        self._loop = asyncio.get_running_loop()
+        instance.moved = poke
         self.fault: Exception | None = None
         port.working_set = self._handles.sets.get
 
     # --- for the process
 
     def drain(self) -> None:
-        """Carry out what was posted."""
+        """Carry out what was posted: as much as one turn of the loop has room for. `behind` says that the rest follows by itself."""
         posts = self._port.take_posts()
+        if self.behind or not posts:
+            return
+        until = time.perf_counter() + SLICE
         try:
             while posts:
-                name, fields = posts.popleft()
+                name, fields = posts[0]
+                if name == "submit" and not self._knows(fields) and not self._instance.engine.turns.ask(self._go_on):
+                    self.behind = True
+                    return
+                posts.popleft()
                 _OPS[name](self, fields)
                 self._port.carried_out += 1
+                if posts and time.perf_counter() >= until:
+                    self.behind = True
+                    self._loop.call_soon(self._go_on)
+                    return
         except Exception as error:  # a fault of the host's own: the inferlet must end, not wait for an answer that was lost
             _logger.exception("a posted op failed")
             self.fault = error.with_traceback(None)  # whose frames hold this
             posts.clear()
             self._poke()
+
+    def _go_on(self) -> None:
+        """It is the turn of the posts that waited."""
+        self.behind = False
+        if not self._closed:
+            self.drain()
+            if not self.behind:
+                self._poke()  # who waits looks again: now it can be said what may settle
+
+    def _knows(self, fields: Payload) -> bool:
+        """Whether a submit finds its program compiled, or refused before."""
+        program = self._handles.programs.get(fields["prog"])
+        return program is None or self._instance.closed or self._instance.engine.knows(program)
+
+    def finish(self) -> None:
+        """The inferlet has ended: carry out what it posted last, since what was sent belongs to the output, but run no program that has yet
+        to be compiled. What is posted behind one counts on its pass, and goes with it."""
+        posts = self._port.take_posts()
+        self.behind = False
+        skipped = False
+        try:
+            while posts:
+                name, fields = posts.popleft()
+                skipped = skipped or (name == "submit" and not self._knows(fields))
+                if not skipped or name in ("send", "log"):
+                    _OPS[name](self, fields)
+        except Exception:  # a fault of the host's own; the rest of the end has to happen
+            _logger.exception("a posted op failed")
+            posts.clear()
 
     def has_any(self, awaited: set[int]) -> bool:
         """Whether an awaited future has settled."""
@@ -103,7 +151,7 @@ class Executor:
         waiting = [f for f in awaited if outstanding(f) and (self._receives or f not in self._receivers)]
         if not waiting:
             return False
-        if any(f in self._timers or f in self._receivers for f in waiting):
+        if self.behind or any(f in self._timers or f in self._receivers for f in waiting):
             return True
         return not self._instance.stuck()
 
@@ -111,7 +159,8 @@ class Executor:
         """All events so far as the JSON text of a resume."""
         events, self._events = self._events, []
         self._settled.clear()
-        self._fresh.clear()
+        if not self.behind:  # else a commit that waits may still name one
+            self._fresh.clear()
         return f"[{','.join(events)}]"
 
     def deliver(self, value: str) -> None:
@@ -130,6 +179,7 @@ class Executor:
         self._timers.clear()
         self._receivers.clear()
         self._fresh.clear()
+        self._instance.moved = _nobody
         self._poke, self._sent, self._on_log = _nobody, _nobody, None  # they hold the process, which holds this
 
     # --- events

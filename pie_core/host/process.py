@@ -127,7 +127,7 @@ class Process:
         if self._ended:
             return
         self._ended = True
-        self._executor.drain()  # what was sent last still belongs to the output
+        self._executor.finish()
         self._executor.close()
         self.port.close()
         self.instance.close()
