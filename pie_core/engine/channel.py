@@ -123,6 +123,10 @@ class Channel:
         """Whether values put by a pass must be copied to the results region."""
         return self.watched or self.feeds
 
+    def may_be_read_back(self, max_tokens: int) -> bool:
+        """Whether what is put must be copied there, now or once a pass takes its tokens from here (`max_tokens` at most)."""
+        return self.read_back or (self.host is None and self.cell_words <= max_tokens and self.dtype in ("i32", "u32"))
+
     @property
     def watched(self) -> bool:
         """Whether somebody on the host waits for the values that passes put."""

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from pie_core.engine.channel_uses import channel_uses, reserve_cells
 from pie_core.engine.errors import BudgetExceeded, InstanceClosed, InvalidPass, PipelineClosed
-from pie_core.engine.forward import Part, Pass, PassSink, PassSpec, check_parts
+from pie_core.engine.forward import ChannelUse, Part, Pass, PassSink, PassSpec, check_parts
 from pie_core.engine.program_info import ProgramInfo
 from pie_core.engine.recurrent import check_recurrent
+from pie_core.engine.runner import RunnerLimits
 from pie_core.engine.set_requests import check_owned
 from pie_core.engine.set_tokens import pages_for
 from pie_core.engine.slack import may_shift
@@ -41,6 +42,8 @@ def accept(instance: Instance, pipe: Pipeline, spec: PassSpec, sink: PassSink) -
     uses, lane_uses, embed = channel_uses(instance, pipe, spec, info, params)
     if info is not None:
         check_rows(info, parts)
+        if lane_uses:
+            check_results(info, lane_uses, engine.limits)
     work = Pass(
         instance,
         pipe,
@@ -97,6 +100,17 @@ def check_rows(info: ProgramInfo, parts: Sequence[Part]) -> None:
         raise InvalidPass(f"program: it looks at read-out {info.rows - 1}, the pass has {rows}: read more positions")
     if info.exact is not None and info.exact != rows:
         raise InvalidPass(f"program: outputs() was traced for {info.exact} read-outs, the pass has {rows}: trace it for this pass")
+
+
+def check_results(info: ProgramInfo, uses: Sequence[ChannelUse], limits: RunnerLimits) -> None:
+    """Raises InvalidPass where one step has no room for what a pass brings to the host: outputs, and copies of what it puts into channels
+    that the host reads, or that may feed tokens later. What stays on the device, read or put, is of any size."""
+    copied = sum(use.channel.cell_words for use in uses if use.puts and use.channel.may_be_read_back(limits.max_tokens))
+    if info.result_words + copied > limits.results_words:
+        raise InvalidPass(
+            f"program: its results take {info.result_words + copied} words, {copied} of them what it puts into channels that the host "
+            f"reads; one step has {limits.results_words}: return less, put less into those (a reduction), or split the pass"
+        )
 
 
 def goes_ahead(work: Pass, part: Part) -> bool:
