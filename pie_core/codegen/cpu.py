@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from pie_core.codegen.access import access
 from pie_core.codegen.cpu_code import (
     ARENA,
-    CHUNK,
     HIDDEN,
     INPUT,
     LANES,
@@ -22,8 +22,10 @@ from pie_core.codegen.cpu_code import (
     CpuProgram,
     operand_word,
 )
-from pie_core.codegen.cpu_memory_ops import emit_lookup, emit_skeleton, emit_view, skeleton_steps
-from pie_core.codegen.layout import ROW, STATUS
+from pie_core.codegen.cpu_memory_ops import emit_lookup, emit_skeleton, emit_view
+from pie_core.codegen.cpu_work import ROW, block_work, skeleton_work
+from pie_core.codegen.layout import ROW as FIRST_ROW
+from pie_core.codegen.layout import STATUS
 from pie_core.codegen.schedule import (
     Loop,
     Place,
@@ -42,13 +44,12 @@ from pie_core.eta.errors import ProgramError
 from pie_core.eta.ops import OPS, variant
 from pie_core.eta.program import Node, Program
 
-__all__ = ["INPUT", "LOOP", "MAX_STEPS", "ONCE", "OUT", "Code", "CpuProgram", "apply", "emit_epilogue_cpu", "operand_word"]
+__all__ = ["INPUT", "LOOP", "MAX_WORK", "ONCE", "OUT", "Code", "CpuProgram", "apply", "emit_epilogue_cpu", "operand_word"]
 
 REGIONS = {"arena": ARENA, "results": RESULTS, "logits": LOGITS, "hidden": HIDDEN, "scratch": SCRATCH}
-# Bound of a lane's work in steps (an instruction on four elements, a visit of an element by a skeleton), 1 to 5 ns each: a few tenths of
-# a second, during which the device's thread, and in the page the engine's worker, does nothing else.
-MAX_STEPS = 1 << 26
-CALL_STEPS = 8  # an instruction on a chunk, however short
+# Bound of a lane's work in nanoseconds, about (cpu_work.py): for so long the device's thread, and in the page the engine's worker, does
+# nothing else, and everybody's token waits.
+MAX_WORK = 400_000_000
 
 
 def apply(code: Code, program: Program, node: Node, d: int, operands: Sequence[int], *, element: int = 0) -> None:
@@ -73,7 +74,7 @@ class _Epilogue:
         self.number = 0  # of the phase
         self.known: dict[tuple[int, int], int] = {}  # (value, element) -> scalar slot
         self.pivots = {s.id: s.result[0] for phase in plan.phases for s in phase.skeletons}
-        self.steps = 0
+        self.work = 0
         self.looping = False  # inside of a loop scalars are known already
 
     # Operands -----------------------------------------------------------------------------------------------------------------
@@ -190,6 +191,7 @@ class _Epilogue:
         first = code.cut()
         self.loop(loop, values, accumulators)
         self.count(loop)
+        self.spend(ROW * len(sinks) * loop.rows)
         body = code.cut()
         for sink in sinks:
             d = code.slot()
@@ -204,19 +206,20 @@ class _Epilogue:
         node = plan.node(skeleton.id)
         operands = [self.scalar(arg) if place is None else _operand(place) for arg, place in zip(node.args, skeleton.operands, strict=True)]
         emit_skeleton(self.code, plan.program, skeleton, operands)
-        self.spend(skeleton_steps(plan.program, node))
+        self.spend(skeleton_work(plan.program, node))
 
     def count(self, loop: Loop) -> None:
         """Account for the block being written as the body of a loop."""
-        self.spend(len(self.code.block) * loop.rows * (-(-loop.n // 4) + CALL_STEPS * -(-loop.n // CHUNK)))
+        self.spend(block_work(self.code.block, loop.rows, loop.n))
 
-    def spend(self, steps: int) -> None:
+    def spend(self, work: int) -> None:
         """Raise ProgramError when the program's work passes the bound."""
-        self.steps += steps
-        if self.steps > MAX_STEPS:
+        self.work += work
+        if self.work > MAX_WORK:
             raise ProgramError(
-                f"the program would take {self.steps} steps or more a lane on the cpu device, the bound is {MAX_STEPS}: "
-                "use fewer ops over large tensors, or smaller ones"
+                f"a pass of the program would take some {self.work // 1_000_000} ms or more on the cpu device, the bound is "
+                f"{MAX_WORK // 1_000_000} ms, since everybody's token waits for it: use fewer ops over large tensors, or smaller ones, or "
+                "split the program over several passes"
             )
 
     def fold(self, sink: Sink, part: str, d: int, a: int = 0) -> None:
@@ -306,7 +309,7 @@ class _Epilogue:
         code.emit("store", operand_word(RESULTS, STATUS), status)
         code.close(ONCE)
         widths = [plan.program.width("logits") or 0, plan.program.width("hidden") or 0]
-        return code.program([plan.layout.words, *widths], scratch_words=plan.scratch_words)
+        return replace(code.program([plan.layout.words, *widths], scratch_words=plan.scratch_words), work=self.work)
 
 
 def _operand(place: Place | Target) -> int:
@@ -315,5 +318,5 @@ def _operand(place: Place | Target) -> int:
 
 def emit_epilogue_cpu(program: Program) -> CpuProgram:
     """The word list of an epilogue for `vm_epilogue`. Raises ProgramError when the stage is another one or a cap is exceeded."""
-    assert ROW == 0, "vm.c reads the first row from lane word 0"
+    assert FIRST_ROW == 0, "vm.c reads the first row from lane word 0"
     return _Epilogue(schedule(program)).run()

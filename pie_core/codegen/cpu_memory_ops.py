@@ -79,21 +79,3 @@ def emit_skeleton(code: Code, program: Program, skeleton: Skeleton, operands: Se
         code.emit("copy_words", d, operands[0], imm=elements(shape))
         key = "" if name == "scatter_set" else "_f32" if dtype == "f32" else "_u32"
         code.emit(name + key, d, *operands[1:], c=code.table(shape[0], elements(shape[1:]), types[1][1][0]))
-
-
-def skeleton_steps(program: Program, node: Node) -> int:
-    """Bound of a skeleton's work, in visits of an element (four products of a matmul count as one)."""
-    shapes = [program.ops[a].shape for a in node.args]
-    n = elements(shapes[0])
-    match node.name:
-        case "sort_desc":
-            return 12 * n
-        case "top_k":
-            return 12 * n if node.shape[-1] > SMALL_SORT else 6 * n
-        case "pivot_rank" | "pivot_mass":
-            return 6 * n
-        case "matmul":
-            return n * -(-shapes[1][1] // 4)
-        case "scatter_add" | "scatter_set":
-            return n + 2 * elements(shapes[2])
-    return 2 * n

@@ -10,7 +10,7 @@ MOST_OPS = 1 << 17  # of kept programs, all together: some 65 MB where each is i
 
 
 class Kept(Generic[T]):
-    """Values by key, the one used longest ago goes first. `most`: values, `most_ops`: their sizes in all; the last one put in always stays."""
+    """Values by key, the one used longest ago goes first. `most`: values, `most_ops`: their sizes in all; the last one stays."""
 
     __slots__ = ("_ops", "_values", "most", "most_ops")
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pie_core.engine.channel import Channel, HostRole
+from pie_core.engine.channel import Channel, HostRole, check_channel
 from pie_core.engine.channel_uses import waits_for_its_own
-from pie_core.engine.errors import BudgetExceeded, EngineError, InstanceClosed
+from pie_core.engine.errors import BudgetExceeded, EngineError, InstanceClosed, InvalidState
 from pie_core.engine.forward import Pass, PassSink, PassSpec
 from pie_core.engine.pages import PageOwner
 from pie_core.engine.pipeline import ForkEntry, Pipeline
@@ -18,7 +18,7 @@ from pie_core.engine.reuse import prewarm
 from pie_core.engine.saved_sets import check_name
 from pie_core.engine.set_requests import LateCommit, ask, check_owned, commit, discard, edit, refuse, truncate
 from pie_core.engine.submission import accept
-from pie_core.engine.values import Value
+from pie_core.engine.values import Value, elements
 from pie_core.engine.working_set import WorkingSet, pages_for
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class InstanceLimits:
     pages: int | None = None
     outstanding: int = 1024  # passes accepted and not ended
     handles: int = 8192  # working sets, pipelines and channels alive
+    cell_words: int | None = None  # arena words of all channels; None: the whole arena
 
 
 class Instance(PageOwner):
@@ -44,7 +45,7 @@ class Instance(PageOwner):
     other passes of its tenant (a pass can refuse by itself)."""
 
     __slots__ = (
-        "active", "age", "busy", "cause", "channels", "closed", "engine", "limits", "moved", "name", "outstanding", "pipelines", "reuse", "revivals",
+        "active", "age", "busy", "cause", "cell_words", "channels", "closed", "engine", "limits", "moved", "name", "outstanding", "pipelines", "reuse", "revivals",
         "root", "stopping", "tenant", "working_sets",
     )  # fmt: skip
 
@@ -68,6 +69,7 @@ class Instance(PageOwner):
         self.stopping: dict[Pipeline, None] = {}  # those of them that have a stop channel
         self.working_sets: dict[WorkingSet, None] = {}
         self.channels: dict[Channel, None] = {}
+        self.cell_words = 0  # of their rings
 
     # --- handles
 
@@ -198,12 +200,34 @@ class Instance(PageOwner):
     def channel(
         self, dtype: str, shape: Sequence[int] = (), capacity: int = 1, *, seed: Iterable[int] | None = None, host: HostRole = None
     ) -> Channel:
-        """A new channel. `seed`: words of its first cell; `host`: "reader", "writer" or None. Raises ChannelError, ArenaFull."""
+        """A new channel. `seed`: words of its first cell; `host`: "reader", "writer" or None. Raises ChannelError, BudgetExceeded,
+        ArenaFull."""
         self._room()
+        check_channel(dtype, tuple(shape), capacity, host)
+        self._room_for_cells(elements(shape) * (capacity + 1))
         engine = self.engine
         channel = Channel(engine.arena, engine.runner.write_arena, dtype, tuple(shape), capacity, seed=seed, host=host)
         self.channels[channel] = None
+        self.cell_words += channel.words
         return channel
+
+    def drop_channel(self, channel: Channel) -> None:
+        """Let go of a channel: no more uses. What was accepted goes on; then the cells are free. Twice is harmless."""
+        if channel.dropped or channel not in self.channels:
+            return
+        guess = channel.pipe.habit.guess if channel.pipe is not None else None
+        if guess is not None and any(use.channel is channel for use in guess.lane_uses):
+            self.engine.predictor.drop(guess)
+        channel.drop()
+        self.free_channel(channel)
+        self.engine.poke()  # a pass may wait for the room
+
+    def free_channel(self, channel: Channel) -> None:
+        """Give the cells of a dropped channel back, if nothing needs them any more."""
+        if channel.dropped and not channel.needed and channel in self.channels:
+            del self.channels[channel]
+            self.cell_words -= channel.words
+            channel.close(InvalidState("the channel was dropped"))
 
     def put(self, channel: Channel, words: Iterable[int]) -> None:
         """Put one cell of u32 words. Raises ChannelFull, ChannelError."""
@@ -306,6 +330,7 @@ class Instance(PageOwner):
         self.pipelines.clear()
         self.stopping.clear()
         self.channels.clear()
+        self.cell_words = 0
         engine.closed_instance(self)
 
     def check_open(self) -> None:
@@ -322,6 +347,20 @@ class Instance(PageOwner):
         handles = len(self.working_sets) + len(self.pipelines) - len(self.revivals) + len(self.channels)
         if handles >= self.limits.handles:
             raise BudgetExceeded(f"the instance holds {handles} handles, the most is {self.limits.handles}: drop some")
+
+    def _room_for_cells(self, words: int) -> None:
+        most = self.limits.cell_words
+        if most is None or self.cell_words + words <= most:
+            return
+        leaving = sum(channel.words for channel in self.channels if channel.dropped)
+        text = f"; {leaving} of them are of channels that were let go and that passes still use: await those first" if leaving else ""
+        raise BudgetExceeded(
+            f"a channel needs {words} words (a word an element, capacity + 1 cells), and {self.cell_words} of the {most} that one inferlet "
+            f"may have are in use: use smaller cells or a smaller capacity, or let go of channels{text}",
+            words=words,
+            used=self.cell_words,
+            cap=most,
+        )
 
     def new_set(self, *, born: bool = True, reuse: bool = True) -> WorkingSet:
         """A set that is charged to this instance and is not in its table."""

@@ -23,7 +23,7 @@ class RunnerLimits:
     pages: int  # KV pages of 16 tokens, numbered 0 .. pages-1
     vocab: int
     hidden: int
-    arena_words: int  # u32 words of the arena (channel cells)
+    arena_words: int  # u32 words of the arena (channel cells) at most
     results_words: int  # u32 words of the results region of one step
     table_words: int  # page numbers of one step, all sequences together
     lane_words: int  # lane-table words of one step, each group rounded up to LANE_ALIGN bytes
@@ -31,6 +31,7 @@ class RunnerLimits:
     mixed_prefill: int = 1 << 30  # token rows of prefill in a step that also decodes: bounds what a long prompt adds to everybody's token
     deterministic: bool = False  # the runner computes a row in the same way whatever else a step holds
     state_slots: int = 0  # slots of recurrent state, numbered from 0 on; 0: the model has none
+    arena_start: int | None = None  # words that it has at first, see `Runner.grow_arena`; None: all
     ahead: int = 4  # most steps in flight, where all that they need is on the device
     step_work: int = 1 << 62  # work of the epilogues of one step, all lanes together, where it has more than one: see `Runner.prepare`
     spare_core: bool = True  # False where the device computes on every core of the host: work beside a step then only slows the step
@@ -174,6 +175,11 @@ class Runner(Protocol):
 
     def write_arena(self, word: int, data: bytes | bytearray | memoryview) -> None:
         """Write whole u32 words (little endian) at word offset `word` of the arena."""
+        ...
+
+    def grow_arena(self, words: int) -> None:
+        """Let the arena have `words` words, more than before and `arena_words` at most; it keeps what it holds. Raises DeviceError, and
+        then it is as it was."""
         ...
 
     def copy_page(self, src: int, dst: int) -> None:
