@@ -45,8 +45,8 @@ class Instance(PageOwner):
     other passes of its tenant (a pass can refuse by itself)."""
 
     __slots__ = (
-        "active", "age", "busy", "cause", "cell_words", "channels", "closed", "engine", "limits", "moved", "name", "outstanding", "pipelines", "reuse", "revivals",
-        "root", "stopping", "tenant", "working_sets",
+        "active", "age", "busy", "cause", "cell_words", "channels", "closed", "engine", "limits", "moved", "name",
+        "outstanding", "pipelines", "reuse", "revivals", "root", "stopping", "tenant", "working_sets",
     )  # fmt: skip
 
     def __init__(self, engine: Engine, name: str, tenant: str, limits: InstanceLimits, age: int, *, reuse: bool = True) -> None:

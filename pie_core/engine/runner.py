@@ -163,14 +163,14 @@ class Runner(Protocol):
     def limits(self) -> RunnerLimits: ...
 
     def prepare(self, program: Program) -> int | None:
-        """Compile the epilogue kernel of `program` (cached by its hash); the work of one lane, to be compared with `limits.step_work`, where
-        the runner knows it. Raises DeviceError when it does not compile, so that one program's fault rejects only the passes that use it;
+        """Compile the epilogue kernel of `program` (cached by its hash); the work of one lane, in units of `limits.step_work`, where the
+        runner knows it. Raises DeviceError when it does not compile, so that one program's fault rejects only the passes that use it;
         KernelError and LimitError where it never will."""
         ...
 
     def submit(self, batch: StepBatch) -> StepHandle:
-        """Enqueue one step. An epilogue that cannot run goes into `batch.refused`. Raises DeviceError; then nothing of the batch may be relied
-        on."""
+        """Enqueue one step. An epilogue that cannot run goes into `batch.refused`. Raises DeviceError; then nothing of the batch may
+        be relied on."""
         ...
 
     def write_arena(self, word: int, data: bytes | bytearray | memoryview) -> None:
