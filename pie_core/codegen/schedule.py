@@ -26,7 +26,7 @@ from pie_core.codegen.schedule_plan import (
     work_words,
 )
 from pie_core.codegen.schedule_size import MAX_LINES, STORE_LINES, check_size, is_long
-from pie_core.codegen.schedule_walk import local_args, loop_values, needed, scalar_args, scalar_key, scalar_order
+from pie_core.codegen.schedule_walk import local_args, loop_sources, loop_values, phases_of, scalar_args, scalar_key, scalar_order
 from pie_core.eta.errors import ProgramError
 from pie_core.eta.flow import pending_values
 from pie_core.eta.ops import OPS
@@ -152,20 +152,16 @@ class _Builder:
 
     def store_long_chains(self, plan: Schedule) -> None:
         """Values that loops of several phases would compute by long chains are stored by the first of them."""
-        computed: dict[int, set[int]] = {}
-        for phase in plan.phases:
-            for loop in phase.loops:
-                for value in loop_values(plan, loop):
-                    computed.setdefault(value, set()).add(loop.phase)
-        for stored, number in self.stored.items():  # their loops are made at the end
-            for value in needed(plan, [stored], number):
-                computed.setdefault(value, set()).add(number)
+        sources = [(v, loop.phase) for phase in plan.phases for loop in phase.loops for v in loop_sources(plan, loop)]
+        computed = phases_of(plan, [*sources, *self.stored.items()])  # loops of what is stored are made at the end
         # Upwards: once a value is stored, what is made from it starts there, so neither a chain nor this search gets long.
         for value, phases in sorted(computed.items()):
-            if len(phases) < 2 or value in self.ready or elements(self.program.ops[value].shape) < 64 or not is_long(plan, value):
+            several = phases & (phases - 1)
+            if not several or value in self.ready or elements(self.program.ops[value].shape) < 64 or not is_long(plan, value):
                 continue
-            self.stored[value] = min(phases)
-            self._later(value, min(phases) + 1)
+            first = (phases ^ several).bit_length() - 1
+            self.stored[value] = first
+            self._later(value, first + 1)
 
     # Scratch ----------------------------------------------------------------------------------------------------------------
 

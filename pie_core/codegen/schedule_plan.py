@@ -90,6 +90,8 @@ class Schedule:
     places: dict[int, Place]
     ready: dict[int, int]
     scratch_words: int
+    walked: dict[int, list[int]] = field(default_factory=dict)  # what schedule_walk.py found: values of a loop, by its id,
+    local: dict[int, list[int]] = field(default_factory=dict)  # and operands at the same element
 
     def resolve(self, value: int) -> int:
         """The value id that holds what `value` is: register reads, and views that keep the flat index, looked through."""

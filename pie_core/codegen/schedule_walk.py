@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 from pie_core.codegen.access import access
 from pie_core.codegen.schedule_plan import Loop, Schedule
@@ -11,8 +11,15 @@ from pie_core.eta.ops import OPS
 
 def loop_values(plan: Schedule, loop: Loop) -> list[int]:
     """Resolved ids of the vector values that `loop` computes or loads, in program order."""
-    todo = [plan.node(s.id).args[0] if s.kind == "reduce" else s.id for s in loop.sinks]
-    return [v for v in sorted(needed(plan, todo, loop.phase)) if plan.node(v).shape]
+    found = plan.walked.get(id(loop))
+    if found is None:
+        found = plan.walked[id(loop)] = sorted(needed(plan, loop_sources(plan, loop), loop.phase))
+    return found
+
+
+def loop_sources(plan: Schedule, loop: Loop) -> list[int]:
+    """What the sinks of `loop` consume."""
+    return [plan.node(s.id).args[0] if s.kind == "reduce" else s.id for s in loop.sinks]
 
 
 def local_args(plan: Schedule, value: int, phase: int) -> list[int]:
@@ -20,8 +27,11 @@ def local_args(plan: Schedule, value: int, phase: int) -> list[int]:
     that is loaded: none)."""
     if plan.loads(value, phase) is not None:
         return []
-    node = plan.node(value)
-    return [plan.resolve(a) for i, a in enumerate(node.args) if access(plan.program, value, i) == "same"]
+    found = plan.local.get(value)
+    if found is None:
+        args = enumerate(plan.node(value).args)
+        found = plan.local[value] = [plan.resolve(a) for i, a in args if access(plan.program, value, i) == "same"]
+    return found
 
 
 def scalar_args(plan: Schedule, value: int, phase: int) -> list[tuple[int, int]]:
@@ -41,13 +51,31 @@ def scalar_args(plan: Schedule, value: int, phase: int) -> list[tuple[int, int]]
 def needed(plan: Schedule, todo: list[int], phase: int) -> set[int]:
     """The resolved vector values that computing those of `todo` in `phase` touches, these included."""
     found: set[int] = set()
-    todo = list(todo)
+    todo = [v for v in map(plan.resolve, todo) if plan.node(v).shape]
     while todo:
-        value = plan.resolve(todo.pop())
-        if value in found or not plan.node(value).shape:
+        value = todo.pop()
+        if value not in found:
+            found.add(value)
+            todo += [arg for arg in local_args(plan, value, phase) if arg not in found and plan.node(arg).shape]
+    return found
+
+
+def phases_of(plan: Schedule, sources: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Of the values that `sources`, (value, phase) pairs, touch: the phases, as a mask, in which each is computed or loaded. The same as
+    `needed` of each, in one walk from the last value to the first."""
+    masks = [0] * len(plan.program.ops)
+    for value, phase in sources:
+        masks[plan.resolve(value)] |= 1 << phase
+    found: dict[int, int] = {}
+    for value in range(len(masks) - 1, -1, -1):
+        mask = masks[value]
+        if not mask or not plan.node(value).shape:
             continue
-        found.add(value)
-        todo.extend(local_args(plan, value, phase))
+        found[value] = mask
+        computed = mask & ((1 << plan.ready[value]) - 1) if value in plan.ready else mask  # loaded in the others
+        if computed:
+            for arg in local_args(plan, value, -1):
+                masks[arg] |= computed
     return found
 
 
