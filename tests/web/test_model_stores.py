@@ -129,11 +129,12 @@ def test_a_truncated_file_is_removed_and_fetched_again(page: Page, served: Serve
 
 
 def test_a_second_tab_waits_and_takes_over_when_the_first_is_closed(context: BrowserContext, page: Page, served: Served) -> None:
-    served.new(12 * MB, rate=8 * MB)
+    served.new(12 * MB, rate=4 * MB)
     first = context.new_page()
     first.goto(served.origin)
     first.evaluate(f"(job) => {{ void ({OPEN})(job) }}", job(served))
     first.wait_for_function("last.progress && last.progress.done > 2e6")
+    page.bring_to_front()  # behind another it is drawn, and looks at what it waits for, once a second
     page.evaluate(f"(job) => {{ globalThis.result = ({OPEN})(job) }}", job(served))
     page.wait_for_function("last.progress && last.progress.stage === 'waiting' && last.progress.done > 2e6")
     assert len(served.asked) == 1
