@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from types import FunctionType
 from typing import Any, NamedTuple, Protocol
 
 from pie_core.eta.advice import operand_advice, result_advice
@@ -366,7 +367,7 @@ def trace_stage(stage: str, fn: Callable[[], Any], shapes: Mapping[str, Shape]) 
 
 
 def _traced(trace: Trace, fn: Callable[[], Any], what: str) -> Traced:
-    code = getattr(fn, "__code__", None)  # of a plain function
+    code = fn.__code__ if type(fn) is FunctionType else None  # a bound method has an object besides, which its code counts
     if code is not None and code.co_argcount > len(getattr(fn, "__defaults__", None) or ()):
         names = ", ".join(code.co_varnames[: code.co_argcount])
         raise TraceError(f"{what} is a function without parameters, it reads intrinsics and channels; this one has {names}")
