@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from pie_core.host.ops import MAX_ID
 
 MOST = 64  # texts known; a guest that makes endless different ones must not grow
-# The numbers are whole as JSON has them, so that a text with others in their places parses to the same fields but for these two.
-_STEADY = re.compile(r'(.*"tokens":\[)(0|[1-9][0-9]{0,9})(\].*"outs":\[)([1-9][0-9]{0,15})(\].*)')
+LONGEST = 4096  # characters of such a text
 # Other posted ops may take away or change what an accepted submit counted on.
 HARMLESS = frozenset({"send", "ch.put", "ch.set"})
 
@@ -31,10 +29,10 @@ class Again:
         handles in them stand for."""
         if not self._known:
             return None
-        match = _STEADY.fullmatch(payload)
-        if match is None:
+        parts = _split(payload)
+        if parts is None:
             return None
-        before, token, between, out, behind = match.groups()
+        before, token, between, out, behind = parts
         fields = self._known.get((before, between, behind))
         if fields is None or int(token) >= self._vocab or int(out) > MAX_ID:
             return None
@@ -42,10 +40,10 @@ class Again:
 
     def keep(self, payload: str, fields: dict[str, Any]) -> None:
         """A submit was accepted that took nothing of the host's and buffered nothing."""
-        match = _STEADY.fullmatch(payload)
-        if match is None or payload.count('"tokens"') != 1 or payload.count('"outs"') != 1:
+        parts = _split(payload)
+        if parts is None or payload.count('"tokens"') != 1 or payload.count('"outs"') != 1:
             return
-        before, token, between, out, behind = match.groups()
+        before, token, between, out, behind = parts
         if fields["tokens"] != [int(token)] or fields["outs"] != [int(out)]:
             return
         if len(self._known) >= MOST:
@@ -55,3 +53,18 @@ class Again:
     def forget(self) -> None:
         """Something happened that submits may have counted on."""
         self._known.clear()
+
+
+def _split(payload: str) -> tuple[str, str, str, str, str] | None:
+    """A text around its one token and its one output; None where it has not both. The numbers are whole as JSON has them, so that a text
+    with others in their places parses to the same fields but for these two."""
+    if len(payload) > LONGEST:
+        return None
+    before, _, rest = payload.partition('"tokens":[')
+    token, _, rest = rest.partition("]")
+    between, _, rest = rest.partition('"outs":[')
+    out, _, behind = rest.partition("]")
+    both = token + out
+    if not (token and out and both.isdecimal() and both.isascii()) or out[0] == "0" or (token[0] == "0" and len(token) > 1):
+        return None
+    return before, token, between, out, behind
