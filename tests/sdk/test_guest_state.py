@@ -54,7 +54,7 @@ async def test_geometry_reaches_the_engine_as_it_was_given(host: ScriptedHost, g
         ("StateGeometry.buffered(tree=[])", "tree is []; use the parent of each token"),
         ("StateGeometry.buffered(tree=[-2])", "tree[0] is -2; use an integer from -1"),
         ("StateGeometry.folding(mask=[[True], [True, True]])", "mask[1] has 2 entries and mask[0] has 1"),
-        ("StateGeometry.folding(mask=[[True, 1]])", "mask holds ['bool', 'int']"),
+        ("StateGeometry.folding(mask=[[True, 1]])", "mask mixes bools and ints"),
         ("StateGeometry.folding(mask=[[1 << 32]])", "mask[0] is 4294967296"),
         ("StateGeometry.folding(mask=7)", "mask is 7; use a list of rows"),
         ("StateGeometry.buffered(mask=[[True]], tree=[-1, 0])", "mask has 1 rows and tree 2 entries"),

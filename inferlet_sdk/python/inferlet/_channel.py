@@ -11,7 +11,7 @@ from pie_core.eta import is_tracing
 from . import _host
 from ._loop import HostFuture
 from ._mailbox import Mailbox
-from ._values import DTYPES, _short, check_int, decode, infer_dtype, shape_of, to_words
+from ._values import DTYPES, _short, check_int, decode, infer_dtype, is_list, shape_of, to_words
 from .errors import UsageError
 
 Role = Literal["reader", "writer"]
@@ -29,11 +29,11 @@ class Channel:
     __slots__ = ("__weakref__", "_declared", "_id", "_mail", "_seed", "capacity", "dtype", "host", "is_counter", "shape")
 
     def __init__(self, dtype: str, shape: Sequence[int] = (), capacity: int = 1, *, host: Role | None = None) -> None:
-        if dtype not in DTYPES:
+        if not isinstance(dtype, str) or dtype not in DTYPES:
             raise UsageError(f"Channel: dtype is {_short(dtype)}; use one of {', '.join(DTYPES)}")
-        if isinstance(shape, (str, int)) or not isinstance(shape, Sequence) or len(shape) > 4:
+        if not is_list(shape) or len(shape) > 4:
             raise UsageError(f"Channel: shape is {_short(shape)}; use a tuple of at most 4 extents, () for a scalar")
-        if host not in (None, "reader", "writer"):
+        if host is not None and (not isinstance(host, str) or host not in ("reader", "writer")):
             raise UsageError(f"Channel: host is {_short(host)}; use 'reader', 'writer' or nothing")
         self.dtype = dtype
         self.shape = tuple([check_int(f"Channel: shape[{k}]", n, 1, _MAX_CELL) for k, n in enumerate(shape)])
@@ -52,9 +52,11 @@ class Channel:
 
     @classmethod
     def of(cls, values: Any, dtype: str | None = None, capacity: int = 1) -> Channel:
-        """A channel whose first cell holds `values` (a number, bool, or nested lists). A program that takes it must put it back."""
+        """A channel whose first cell holds `values`: a number, a bool, or lists of them (any sequence but text and bytes). Without `dtype`
+        bools are bool, integers i32 or, where one needs it, u32, and where there is a float all are f32. A program that takes the cell
+        must put the next one."""
         shape = shape_of("Channel.of: values", values)
-        ch = cls(dtype or infer_dtype("Channel.of: values", values), shape, capacity)
+        ch = cls(infer_dtype("Channel.of: values", values) if dtype is None else dtype, shape, capacity)
         ch._seed = to_words("Channel.of: values", values, ch.dtype, ch.shape)
         return ch
 

@@ -2,107 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _host, _programs
 from ._channel import Channel
 from ._loop import loop
+from ._output import NoOutputs, Output, Outputs
 from ._state import FOLDING, StateGeometry, WorkingSet, check_sets
-from ._values import _short, check_int, check_tokens, decode
-from .errors import AlreadySubmitted, NotSubmitted, PipelineClosed, UnsupportedStage, UsageError, again
-
-_UNSETTLED = object()
-
-
-class Output:
-    """The value of one tensor that an epilogue returns; `await` it, any number of times, for a number or nested lists."""
-
-    __slots__ = ("__weakref__", "_error", "_pass", "_value", "_waiters", "id")
-
-    def __init__(self, fid: int, owner: ForwardPass) -> None:
-        self.id = fid
-        self._pass: ForwardPass | None = owner  # until the value is there
-        self._value: Any = _UNSETTLED
-        self._error: BaseException | None = None
-        self._waiters: list[asyncio.Future[None]] = []
-
-    def done(self) -> bool:
-        """Whether awaiting would return at once."""
-        return self._value is not _UNSETTLED or self._error is not None
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        if self._value is _UNSETTLED and self._error is None:
-            owner = self._pass
-            if owner is not None and not owner.submitted:
-                raise NotSubmitted("this output belongs to a ForwardPass that was never submitted; call pipe.submit(fwd) first")
-            waiter: asyncio.Future[None] = loop.create_future()
-            self._waiters.append(waiter)
-            loop.awaited[self.id] = self
-            try:
-                yield from waiter
-            except BaseException:  # this waiter was cancelled; others may still wait
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
-                if not self._waiters and loop.awaited.pop(self.id, None) is not None:
-                    loop.unawaited[self.id] = self
-                del waiter  # it may hold the error, which holds this frame
-                raise
-        if self._error is not None:
-            raise again(self._error)
-        return self._value
-
-    def known(self) -> Any:
-        """The value, None where it is still to come. Raises what awaiting would raise at once."""
-        if self._error is not None:
-            raise again(self._error)
-        if self._value is not _UNSETTLED:
-            return self._value
-        if self._pass is not None and not self._pass.submitted:
-            raise NotSubmitted("this output belongs to a ForwardPass that was never submitted; call pipe.submit(fwd) first")
-        return None
-
-    def settle(self, value: Any, error: BaseException | None) -> None:
-        """The host's outcome."""
-        self._pass = None
-        if error is None:
-            self._value = decode(value)
-        else:
-            self._error = error
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._waiters.clear()
-
-    def interrupt(self, error: BaseException) -> None:
-        """Fail those who wait now; awaiting again waits anew."""
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_exception(again(error))
-
-
-class Outputs(tuple[Output, ...]):
-    """The outputs of an epilogue that returns several tensors; await each, or all at once for a tuple of values."""
-
-    __slots__ = ()
-
-    def __await__(self) -> Generator[Any, None, tuple[Any, ...]]:
-        values = []
-        for out in self:
-            values.append((yield from out.__await__()))
-        return tuple(values)
-
-
-class NoOutputs(Outputs):
-    """What an epilogue that returns nothing gives: awaiting it waits for the end of the pass, for ()."""
-
-    end: Output  # of the pass; the host is asked for it only where somebody keeps this
-
-    def __await__(self) -> Generator[Any, None, tuple[Any, ...]]:
-        yield from self.end.__await__()
-        return ()
+from ._values import _short, check_int, check_tokens, is_list
+from .errors import AlreadySubmitted, PipelineClosed, UnsupportedStage, UsageError
 
 
 class ForwardPass:
@@ -140,7 +50,7 @@ class ForwardPass:
             self._tokens = f'{{"ch":{tokens.declare()}}}'
             self._cell = tokens.shape[0] if tokens.shape else 1
             return
-        nested = isinstance(tokens, (list, tuple)) and len(tokens) > 0 and isinstance(tokens[0], (list, tuple))
+        nested = is_list(tokens) and len(tokens) > 0 and is_list(tokens[0])
         if nested:
             lists = [check_tokens(f"ForwardPass.embed: tokens[{k}]", t) for k, t in enumerate(tokens)]
         else:
@@ -172,12 +82,13 @@ class ForwardPass:
         self._open("read", self._reads)
         if self._prog:
             raise UsageError("ForwardPass.read: the epilogue was traced for the read-outs before this call; call read() before epilogue()")
-        if isinstance(positions, (str, bytes)) or not isinstance(positions, Sequence) or not positions:
+        if not is_list(positions) or not len(positions):
             raise UsageError(f"ForwardPass.read: positions is {_short(positions)}; use a list of token positions, for example [0, -1]")
-        nested = isinstance(positions[0], (list, tuple))
-        self._reads = [list(p) for p in positions] if nested else [list(positions)]  # type: ignore[arg-type]
-        for p in (p for group in self._reads for p in group):
-            check_int("ForwardPass.read: position", p, -(2**31), 2**31)
+        groups: Sequence[Any] = positions if is_list(positions[0]) else [positions]
+        for k, group in enumerate(groups):
+            if not is_list(group):
+                raise UsageError(f"ForwardPass.read: positions[{k}] is {_short(group)}; use either positions or lists of them")
+        self._reads = [[check_int("ForwardPass.read: position", p, -(2**31), 2**31) for p in group] for group in groups]
 
     def epilogue(self, fn: Callable[[], Any]) -> Any:
         """Trace `fn` now and run it as a kernel behind the pass. Gives one awaitable Output for a tensor, a tuple of them for several;

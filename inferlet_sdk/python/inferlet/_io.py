@@ -41,8 +41,11 @@ def log(*values: Any, level: str = "info") -> None:
     """Write a log line; `level` is one of debug, info, warning, error. (The logarithm of a tensor is `eta.log`.)"""
     if len(values) == 1 and isinstance(values[0], Tensor):
         raise UsageError("log: this one writes a log line; the logarithm of a tensor is eta.log(x) after `from inferlet import eta`")
-    if level not in LEVELS:
-        raise UsageError(f"log: level is {level!r}; use one of {', '.join(LEVELS)}")
+    if not isinstance(level, str) or level not in LEVELS:
+        raise UsageError(f"log: level is {_short(level)}; use one of {', '.join(LEVELS)}")
+    for k, v in enumerate(values):
+        if hasattr(type(v), "__await__"):
+            raise UsageError(f"log: values[{k}] is {_short(v)}")
     _write(level, " ".join(str(v) for v in values))
 
 

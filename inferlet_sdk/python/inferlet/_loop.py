@@ -89,7 +89,9 @@ class StepLoop(asyncio.AbstractEventLoop):
                 if fid in self.awaited:
                     self.awaited[fid].interrupt(error)
                 continue
-            target: Settleable | None = self.awaited.pop(fid, None) or self.unawaited.pop(fid, None)
+            target: Settleable | None = self.awaited.pop(fid, None)
+            if target is None:
+                target = self.unawaited.pop(fid, None)
             if target is not None:
                 target.settle(value if ok else None, error)
 
@@ -194,6 +196,8 @@ class StepLoop(asyncio.AbstractEventLoop):
 
     def create_task(self, coro: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:  # type: ignore[override]
         self.background_tasks += 1
+        if not asyncio.iscoroutine(coro) and hasattr(type(coro), "__await__"):  # an Output; asyncio's own loops take only coroutines
+            coro = _awaited(coro)
         return asyncio.Task(coro, loop=self, **options)
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
@@ -222,6 +226,10 @@ class StepLoop(asyncio.AbstractEventLoop):
         named = f" ({task.get_name()})" if isinstance(task, asyncio.Task) else ""
         text = f"{context.get('message', 'unhandled exception')}{named}\n{detail}".rstrip()
         _host.call_with("log", level="error", text=text.encode("utf-8", "backslashreplace").decode())
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable
 
 
 loop = StepLoop()  # type: ignore[abstract]  # what is missing needs a selector, threads or processes

@@ -19,14 +19,13 @@ from typing import Any
 from pie_core.eta import Model, trace_epilogue
 
 from . import _host, chat, model
+from ._failure import Source, describe
 from ._io import LogStream
 from ._loop import loop
-from ._signatures import call_hint
 from ._values import MAX_NESTING, _short, json_fault, nested_over
 from .errors import Deadlock, MainMissing, ResultNotJson
 
 MODULE = "inferlet_main"  # the author's module; not "__main__", so that a local test block does not run
-_MAX_TEXT = 20_000  # characters of a traceback or message that leave the sandbox
 
 _reserve = bytearray(1 << 18)
 _task: asyncio.Task[Any] | None = None
@@ -181,7 +180,7 @@ def _failed(error: BaseException) -> str:
         _close_lines()
     except Exception as log_error:  # the log's own refusal (its budget) must not hide the author's error
         error.add_note(f"(and the log refused its last line: {log_error})")
-    return f'{{"s":"failed","e":{_host.dumps(describe(error))}}}'
+    return f'{{"s":"failed","e":{_host.dumps(describe(error, Source(_file, _main, _call.__code__)))}}}'
 
 
 def _free(error: MemoryError) -> None:
@@ -192,72 +191,3 @@ def _free(error: MemoryError) -> None:
     if module is not None:
         module.__dict__.clear()
     gc.collect()
-
-
-def describe(error: BaseException) -> dict[str, Any]:
-    """An exception as {"type", "message", "file", "line", "traceback"}; the line is the innermost one of the author's source, and
-    that of `main` where none of it runs any more."""
-    line = getattr(error, "fields", {}).get("line")
-    if isinstance(error, SyntaxError) and error.filename == _file:
-        line, message = error.lineno, str(error.msg)
-    elif isinstance(error, SystemExit):
-        message = f"sys.exit({error.code!r}) does not end an inferlet; return from main"
-    elif isinstance(error, asyncio.CancelledError):
-        message = str(error) or "main was cancelled"
-    elif isinstance(error, MemoryError):
-        message = str(error) or "the inferlet's memory limit is reached"
-    else:
-        message = _text(error)
-    if isinstance(error, ModuleNotFoundError):
-        message += "; only `inferlet` and the standard library's modules that need no operating system are there"
-    if isinstance(error, NameError) and error.name == "log":  # which a star import of eta does not bring
-        message += "; eta.log(x) after `from inferlet import eta` is the logarithm, `from inferlet import log` writes a log line"
-    frame = None
-    for frame, lineno in traceback.walk_tb(error.__traceback__):
-        if frame.f_code.co_filename == _file:
-            line = lineno
-    if isinstance(error, TypeError) and frame is not None:
-        if frame.f_code is _call.__code__:
-            message += "; main takes the input as its one argument: `async def main(input: dict) -> dict`"
-        elif frame.f_code.co_filename == _file:  # the call itself failed: nothing of what was called has run
-            message += call_hint(message, frame.f_globals)
-    if line is None and not isinstance(error, MemoryError):  # which may have lost its traceback, and with it another line
-        line = _main_line()
-    return {
-        "type": type(error).__name__,
-        "message": _cut(message),
-        "file": _file,
-        "line": line,
-        "traceback": _cut(_trace(error)),
-    }
-
-
-def _main_line() -> int | None:
-    code = getattr(inspect.unwrap(_main), "__code__", None) if _main is not None else None
-    return code.co_firstlineno if code is not None and code.co_filename == _file else None
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as broken:  # the author's own __str__ may raise
-        return f"<{type(error).__name__} whose __str__ raises {type(broken).__name__}>"
-
-
-def _trace(error: BaseException) -> str:
-    """The traceback from the author's first frame on."""
-    tb = error.__traceback__
-    while tb is not None and tb.tb_frame.f_code.co_filename != _file:
-        tb = tb.tb_next
-    try:
-        return "".join(traceback.format_exception(type(error), error, tb))
-    except Exception as broken:  # formatting runs the author's __str__ and __repr__
-        return f"{type(error).__name__} (its traceback cannot be written: {type(broken).__name__})"
-
-
-def _cut(text: str) -> str:
-    text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates cannot cross the ABI
-    if len(text) <= _MAX_TEXT:
-        return text
-    half = _MAX_TEXT // 2
-    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from . import _host
 from ._channel import Channel
 from ._loop import HostFuture
-from ._values import _short, check_int
+from ._output import Output
+from ._values import _short, check_int, is_list
 from .errors import UsageError
 
 if TYPE_CHECKING:
-    from ._forward import Output
+    from ._forward import Pipeline
 
 _MAX_TOKENS = 1 << 31
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")  # as pie_core/engine/saved_sets.py has it
@@ -34,7 +35,7 @@ class StateGeometry:
     __slots__ = ("_json", "mode", "sinks", "tokens", "window")
 
     def __init__(self, mode: str, window: int | None, sinks: int, mask: Rows | None = None, tree: Sequence[int] | None = None) -> None:
-        if mode not in ("folding", "buffered"):
+        if not isinstance(mode, str) or mode not in ("folding", "buffered"):
             raise UsageError(f"StateGeometry: mode is {_short(mode)}; use StateGeometry.folding() or StateGeometry.buffered()")
         self.mode = mode
         self.window = 0 if window is None else check_int("StateGeometry: window", window, 1, _MAX_TOKENS)
@@ -92,7 +93,9 @@ def _pack(mask: Any) -> tuple[list[list[int]], int]:
         bits = [int("".join("1" if seen else "0" for seen in reversed(row)), 2) for row in mask]
         return [[b >> 32 * w & 0xFFFFFFFF for w in range(words)] for b in bits], size
     if kinds != {int}:
-        raise UsageError(f"StateGeometry: mask holds {sorted(k.__name__ for k in kinds)}; use bools, or ints that pack 32 tokens each")
+        odd = next(((k, entry) for k, row in enumerate(mask) for entry in row if type(entry) not in (bool, int)), None)
+        held = f"mask[{odd[0]}] has {_short(odd[1])}" if odd else "mask mixes bools and ints"
+        raise UsageError(f"StateGeometry: {held}; use bools, or ints that pack 32 tokens each")
     for k, row in enumerate(mask):
         for word in row:
             check_int(f"StateGeometry: mask[{k}]", word, 0, 2**32 - 1)
@@ -100,7 +103,7 @@ def _pack(mask: Any) -> tuple[list[list[int]], int]:
 
 
 def _parents(tree: Any) -> list[int]:
-    if isinstance(tree, (str, bytes)) or not isinstance(tree, Sequence) or not tree:
+    if not is_list(tree) or not len(tree):
         raise UsageError(f"StateGeometry: tree is {_short(tree)}; use the parent of each token: an index in the buffer, or -1")
     return [check_int(f"StateGeometry: tree[{k}]", parent, -1, _MAX_TOKENS) for k, parent in enumerate(tree)]
 
@@ -127,19 +130,22 @@ class WorkingSet:
         _host.call("ws.new", f'{{"ws":{self.id}{more}}}')
         self._dropped = False
 
-    def fork(self, pipe: Any = None, *, buffer: bool = False) -> WorkingSet:
+    def fork(self, pipe: Pipeline | None = None, *, buffer: bool = False) -> WorkingSet:
         """A new working set that shares this one's frozen prefix, in O(1); `buffer=True` takes the buffer along.
 
         Ordered after every pass submitted on this set so far, and after all that `pipe` has accepted.
         """
+        from ._forward import Pipeline
+
         self._check("WorkingSet.fork")
-        pid = getattr(pipe, "id", None)
-        if pipe is not None and (not isinstance(pid, int) or isinstance(pipe, WorkingSet)):
+        if pipe is not None and not isinstance(pipe, Pipeline):
             raise UsageError(f"WorkingSet.fork: pipe is {_short(pipe)}; use the Pipeline whose passes the fork must include")
+        if not isinstance(buffer, bool):
+            raise UsageError(f"WorkingSet.fork: buffer is {_short(buffer)}; use True or False")
         child = WorkingSet.__new__(WorkingSet)
         child._dropped = True
         child.id = _host.new_id()
-        _host.call_with("ws.fork", ws=child.id, of=self.id, pipe=pid, buffer=bool(buffer))
+        _host.call_with("ws.fork", ws=child.id, of=self.id, pipe=None if pipe is None else pipe.id, buffer=buffer)
         child._dropped = False
         return child
 
@@ -149,8 +155,6 @@ class WorkingSet:
         A count or a path that only the device knows comes through a Channel (its next value is taken) or an Output of a pass: later
         passes on this working set wait for it, nothing else does. A path in a vector ends before its first negative index.
         """
-        from ._forward import Output
-
         self._check("WorkingSet.commit")
         if isinstance(n, Output):
             known = n.known()
@@ -167,11 +171,13 @@ class WorkingSet:
                     "use i32 or u32, of shape () for a count or (n,) for a path"
                 )
             _host.call("ws.commit", f'{{"ws":{self.id},"n":{{"ch":{n.reader("commit")}}}}}')
-        elif isinstance(n, (list, tuple)):
+        elif is_list(n):
             path = [check_int(f"WorkingSet.commit: path[{k}]", at, 0, _MAX_TOKENS) for k, at in enumerate(n)]
             _host.call("ws.commit", f'{{"ws":{self.id},"n":{path}}}')
-        else:
+        elif isinstance(n, int) and not isinstance(n, bool):
             self._edit("commit", n)
+        else:
+            raise UsageError(f"WorkingSet.commit: n is {_short(n)}; use a count, a list of indices, a Channel, or an output of a pass")
 
     def discard(self, n: int | None = None) -> None:
         """Drop the last `n` tokens of the buffer, or all that it still holds."""
@@ -261,7 +267,7 @@ def _name(field: str, name: Any) -> str:
 
 def check_sets(field: str, sets: Any) -> list[WorkingSet]:
     """A non-empty list of different, living working sets."""
-    if isinstance(sets, WorkingSet) or not isinstance(sets, Sequence) or not sets:
+    if not is_list(sets) or not len(sets):
         raise UsageError(f"{field} is {_short(sets)}; use a list of working sets, for example [ws]")
     for k, ws in enumerate(sets):
         if not isinstance(ws, WorkingSet):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pie_core.eta import Tensor
 from pie_core.eta.json_text import MAX_NESTING as _HOST_NESTING
 
 from .errors import UsageError
@@ -16,8 +18,11 @@ from .errors import UsageError
 DTYPES = ("f32", "i32", "u32", "bool")
 _ARRAY = {"f32": "f", "i32": "i", "u32": "I", "bool": "I"}
 _INT = {int}
+_MAX_RANK = 4
+_VALUES = "a number, a bool, or lists of them (list(…) makes one of a generator, a set or bytes)"
 MAX_NESTING = _HOST_NESTING - 1  # levels of a value sent or returned: what carries it is one more
 _MAX_BITS = 14_283  # of an integer in JSON: Python reads and writes at most 4,300 digits
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _RANGE = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
 
 
@@ -36,36 +41,50 @@ def decode(value: Any) -> Any:
     return items
 
 
-def shape_of(field: str, values: Any) -> tuple[int, ...]:
-    """The shape of nested lists; raises UsageError where they are ragged or empty."""
-    if not isinstance(values, (list, tuple)):
+def is_list(value: Any) -> bool:
+    """Whether `value` is a sequence of values: list, tuple, range, array, deque; not text or bytes, whose parts are characters."""
+    return isinstance(value, (list, tuple)) or (isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)))
+
+
+def shape_of(field: str, values: Any, depth: int = 0) -> tuple[int, ...]:
+    """The shape of nested sequences of numbers; raises UsageError where they are ragged, empty or too deep, or are no numbers."""
+    if isinstance(values, (int, float)):
         return ()
-    if not values:
+    if not is_list(values):
+        raise UsageError(f"{field} {'has' if depth else 'is'} {_short(values)}; use {_VALUES}")
+    if depth == _MAX_RANK:
+        raise UsageError(f"{field} is nested more than {_MAX_RANK} levels deep; a cell has at most {_MAX_RANK} extents")
+    if not len(values):
         raise UsageError(f"{field} has an empty list; every extent must be at least 1")
-    shapes = {shape_of(field, v) for v in values}
+    shapes = {shape_of(field, v, depth + 1) for v in values}
     if len(shapes) > 1:
         raise UsageError(f"{field} is ragged: rows of shapes {sorted(shapes)}; make all rows equally long")
     return (len(values), *shapes.pop())
 
 
 def _leaves(values: Any) -> Iterator[Any]:
-    if isinstance(values, (list, tuple)):
+    if isinstance(values, (int, float)):
+        yield values
+    else:
         for v in values:
             yield from _leaves(v)
-    else:
-        yield values
 
 
 def infer_dtype(field: str, values: Any) -> str:
-    """bool, i32 (u32 where a value needs it) or f32, from the Python values. Token ids are i32 everywhere in eta."""
-    kinds = {type(v) for v in _leaves(values)}
-    if kinds <= {bool}:
+    """bool, i32 (u32 where a value needs it) or f32 (a mix of int and float, too), of values that have a shape. Token ids are i32
+    everywhere in eta."""
+    leaves = list(_leaves(values))
+    kinds = {next(kind for kind in (bool, int, float) if isinstance(v, kind)) for v in leaves}
+    if kinds == {bool}:
         return "bool"
-    if kinds <= {int}:
-        return "u32" if max(_leaves(values)) > 2**31 - 1 else "i32"
-    if kinds <= {int, float}:
+    if bool in kinds:
+        raise UsageError(f"{field} mixes bools and numbers; use one kind, int(flag) for example")
+    if kinds != _INT:
         return "f32"
-    raise UsageError(f"{field} holds {sorted(k.__name__ for k in kinds)}; use numbers or bools, all of one kind")
+    low, high = min(leaves), max(leaves)
+    if low < -(2**31) or high > 2**32 - 1 or (low < 0 and high > 2**31 - 1):
+        raise UsageError(f"{field} has integers from {_short(low)} to {_short(high)}; an i32 ends at +-2^31, a u32 is from 0 to 2^32 - 1")
+    return "u32" if high > 2**31 - 1 else "i32"
 
 
 def to_words(field: str, values: Any, dtype: str, shape: Sequence[int]) -> list[int]:
@@ -77,17 +96,17 @@ def to_words(field: str, values: Any, dtype: str, shape: Sequence[int]) -> list[
     for v in _leaves(values):
         if dtype == "bool":
             if not isinstance(v, bool):
-                raise UsageError(f"{field} has {v!r}; a bool cell takes True or False")
+                raise UsageError(f"{field} has {_short(v)}; a bool cell takes True or False")
             words.append(int(v))
         elif dtype == "f32":
-            if isinstance(v, bool) or not isinstance(v, (int, float)):
-                raise UsageError(f"{field} has {v!r}; an f32 cell takes numbers")
+            if isinstance(v, bool):
+                raise UsageError(f"{field} has {_short(v)}; an f32 cell takes numbers")
             words.append(_f32_word(field, v))
         else:
             low, high = _RANGE[dtype]
             if isinstance(v, bool) or not isinstance(v, int) or not low <= v <= high:
-                raise UsageError(f"{field} has {v!r}; an {dtype} cell takes integers from {low} to {high}")
-            words.append(v & 0xFFFFFFFF)
+                raise UsageError(f"{field} has {_short(v)}; an {dtype} cell takes integers from {low} to {high}")
+            words.append(int(v) & 0xFFFFFFFF)
     return words
 
 
@@ -95,38 +114,49 @@ def _f32_word(field: str, v: float) -> int:
     try:
         return int.from_bytes(struct.pack("<f", v), "little")
     except OverflowError:
-        raise UsageError(f"{field} has {v!r}; the largest f32 is 3.4028235e38 (use math.inf for infinity)") from None
+        raise UsageError(f"{field} has {_short(v)}; the largest f32 is 3.4028235e38 (use math.inf for infinity)") from None
 
 
 def check_int(field: str, value: Any, low: int, high: int | None = None) -> int:
     """`value` as an int within [low, high]; UsageError naming the field, the value and the range."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageError(f"{field} is {value!r}; use an integer")
+        raise UsageError(f"{field} is {_short(value)}; use an integer")
     if value < low or (high is not None and value > high):
-        raise UsageError(f"{field} is {value}; use an integer {f'>= {low}' if high is None else f'from {low} to {high}'}")
-    return value
+        raise UsageError(f"{field} is {_short(value)}; use an integer {f'>= {low}' if high is None else f'from {low} to {high}'}")
+    return int(value)  # of an IntEnum, whose repr is no number
 
 
 def check_tokens(field: str, tokens: Any) -> list[int]:
     """A list of token ids (ints >= 0); the vocabulary is checked by the host."""
-    if isinstance(tokens, (str, bytes, dict)) or not isinstance(tokens, Sequence):
+    if not is_list(tokens):
         raise UsageError(f"{field} is {_short(tokens)}; use a list of token ids, for example model.encode(text)")
     ids = list(tokens)
     if not ids or (set(map(type, ids)) == _INT and min(ids) >= 0):
         return ids
     for k, t in enumerate(ids):
         if type(t) is not int or t < 0:
-            raise UsageError(f"{field}[{k}] is {_short(t)}; token ids are integers >= 0{_hint(t)}")
+            raise UsageError(f"{field}[{k}] is {_short(t)}; token ids are integers >= 0")
     return ids
 
 
 def _hint(value: Any) -> str:
-    return " (await the output first)" if hasattr(value, "__await__") else ""
+    """What to do first with something that is not a value yet."""
+    if hasattr(type(value), "__await__"):
+        return " (await it first)"
+    return " (return it from the epilogue, and await what epilogue() gave)" if isinstance(value, Tensor) else ""
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    """`value` in an error message: short, without addresses, and with what to do first where it is not a value yet."""
+    if hasattr(type(value), "__await__"):
+        return f"an un-awaited {type(value).__name__}{_hint(value)}"
+    if isinstance(value, int) and value.bit_length() > 128:
+        return "a huge integer"
+    try:
+        text = _ADDRESS.sub("", repr(value))
+    except Exception:  # the author's own __repr__ may raise, and nesting exhaust the stack
+        text = f"a {type(value).__name__}"
+    return (text if len(text) <= 60 else text[:57] + "...") + _hint(value)
 
 
 def nested_over(value: Any, most: int) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _host
+from ._values import _hint, _short, is_list
 from .errors import UsageError
 
 _prefix: list[int] = []
@@ -18,25 +19,22 @@ def prefix() -> list[int]:
 
 def role(role: str, content: str) -> list[int]:
     """One whole turn of `role`."""
-    if not isinstance(role, str) or not isinstance(content, str):
-        raise UsageError(f"chat.role: role is {role!r} and content is of type {type(content).__name__}; both must be str")
-    ids: list[int] = _host.call_with("chat.role", role=role, content=content)
-    return ids
+    return _turn("chat.role", role, content)
 
 
 def system(content: str) -> list[int]:
     """A system turn."""
-    return role("system", content)
+    return _turn("chat.system", "system", content)
 
 
 def user(content: str) -> list[int]:
     """A user turn."""
-    return role("user", content)
+    return _turn("chat.user", "user", content)
 
 
 def assistant(content: str) -> list[int]:
     """A finished assistant turn."""
-    return role("assistant", content)
+    return _turn("chat.assistant", "assistant", content)
 
 
 def cue() -> list[int]:
@@ -53,20 +51,37 @@ def seal() -> list[int]:
 
 def render(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None, *, cue: bool = True) -> list[int]:
     """Token ids of a whole conversation, [{"role", "content"}, ...], prefix included; `cue` appends the opening of the answer."""
-    ids: list[int] = _host.call_with("chat.render", messages=_messages(messages), cue=bool(cue), tools=tools)
+    ids: list[int] = _host.call_with("chat.render", **_conversation("chat.render", messages, tools, cue))
     return ids
 
 
 def text(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None, *, cue: bool = True) -> str:
     """As `render`, as text."""
-    out: str = _host.call_with("chat.text", messages=_messages(messages), cue=bool(cue), tools=tools)
+    out: str = _host.call_with("chat.text", **_conversation("chat.text", messages, tools, cue))
     return out
 
 
-def _messages(messages: Any) -> list[Any]:
-    if isinstance(messages, (str, bytes, dict)) or not isinstance(messages, Sequence):
-        raise UsageError(f'chat: messages is of type {type(messages).__name__}; use a list of {{"role": ..., "content": ...}}')
-    return list(messages)
+def _turn(what: str, role: Any, content: Any) -> list[int]:
+    for field, value in (("role", role), ("content", content)):
+        if not isinstance(value, str):
+            raise UsageError(f"{what}: {field} is {_kind(value)}; use a str")
+    ids: list[int] = _host.call_with("chat.role", role=role, content=content)
+    return ids
+
+
+def _kind(value: Any) -> str:
+    """The type of what may be a user's words, which an error does not repeat."""
+    return f"of type {type(value).__name__}{_hint(value)}"
+
+
+def _conversation(what: str, messages: Any, tools: Any, cue: Any) -> dict[str, Any]:
+    if not is_list(messages):
+        raise UsageError(f'{what}: messages is {_kind(messages)}; use a list of {{"role": ..., "content": ...}}')
+    if tools is not None and not is_list(tools):
+        raise UsageError(f"{what}: tools is {_kind(tools)}; use a list of tools, or None")
+    if not isinstance(cue, bool):
+        raise UsageError(f"{what}: cue is {_short(cue)}; use True or False")
+    return {"messages": list(messages), "tools": None if tools is None else list(tools), "cue": cue}
 
 
 def _configure(facts: dict[str, Any]) -> None:

@@ -30,6 +30,10 @@ class NotSubmitted(UsageError):
     """An output was awaited although its pass was never submitted, so it can never have a value."""
 
 
+class NotAwaited(UsageError):
+    """An output was used as if it were its value; `await` gives that."""
+
+
 class AlreadySubmitted(UsageError):
     """A ForwardPass is used once; it was submitted, or changed, a second time."""
 

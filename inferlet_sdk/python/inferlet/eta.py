@@ -8,7 +8,8 @@ from typing import Any
 from pie_core.eta import FUNCTIONS, EtaError, ProgramError, Tensor, TraceError, intrinsics
 
 from ._channel import Channel
-from ._forward import ForwardPass, Output, Outputs, Pipeline
+from ._forward import ForwardPass, Pipeline
+from ._output import Output, Outputs
 from ._state import StateGeometry, WorkingSet
 
 globals().update(FUNCTIONS)

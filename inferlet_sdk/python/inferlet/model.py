@@ -7,7 +7,7 @@ from typing import Any, overload
 
 from . import _host
 from ._loop import HostFuture
-from ._values import _short, check_int, check_tokens
+from ._values import _short, check_tokens
 from .errors import UsageError
 
 name: str = ""
@@ -23,7 +23,7 @@ eos: list[int] = []  # the checkpoint's stop ids; several are normal
 def encode(text: str) -> list[int]:
     """Token ids of `text`; adds no special tokens and never parses them."""
     if not isinstance(text, str):
-        raise UsageError(f"model.encode: text is {_short(text)}; use a str")
+        raise UsageError(f"model.encode: text is {_short(text)}; use a str{', text.decode() for example' * isinstance(text, bytes)}")
     ids: list[int] = _host.call_with("encode", text=text)
     return ids
 
@@ -41,7 +41,7 @@ def token_bytes(ids: Sequence[int]) -> list[bytes]: ...
 def token_bytes(ids: Sequence[int] | int) -> list[bytes] | bytes:
     """The bytes of one token, or of each token of a list."""
     single = type(ids) is int
-    cells = _host.call_with("bytes", ids=check_tokens("model.token_bytes: ids", [check_int("id", ids, 0)] if single else ids))
+    cells = _host.call_with("bytes", ids=check_tokens("model.token_bytes: ids", [ids] if single else ids))
     return bytes.fromhex(cells[0]) if single else [bytes.fromhex(c) for c in cells]
 
 
