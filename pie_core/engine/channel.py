@@ -41,6 +41,7 @@ class Channel:
         "capacity",
         "cell_words",
         "closed",
+        "dropped",
         "dtype",
         "feeds",
         "gate_word",
@@ -58,6 +59,7 @@ class Channel:
         "skipped",
         "stops",
         "tail",
+        "users",
     )
 
     def __init__(
@@ -80,6 +82,8 @@ class Channel:
         self._arena = arena
         self._write = write
         self.closed = False
+        self.dropped = False  # its author has let go of it; the cells are there until nobody needs them (`needed`)
+        self.users = 0  # passes accepted and not ended
         self.head = 0
         self.tail = 0
         self.reserved = 0
@@ -98,12 +102,12 @@ class Channel:
         self._host_cells: deque[Value] = deque()
         self._waiters: deque[tuple[bool, Sink]] = deque()  # (take?, sink)
         words = None if seed is None else pack_words(seed, self.cell_words, f"the seed of a {self.describe()}")
-        self._base = arena.allocate(self.cell_words * (capacity + 1))
+        self._base = arena.allocate(self.words)
         if words is not None:
             try:
                 self._store(self._base, words)
             except EngineError:
-                arena.release(self._base, self.cell_words * (capacity + 1))
+                arena.release(self._base, self.words)
                 raise
             self.see(0, words)
             self.tail = 1
@@ -111,6 +115,11 @@ class Channel:
     def describe(self) -> str:
         """dtype and shape, for messages."""
         return f"{self.dtype}{list(self.shape)} channel"
+
+    @property
+    def words(self) -> int:
+        """Arena words of the ring."""
+        return self.cell_words * (self.capacity + 1)
 
     def offset(self, cell: int) -> int:
         """Arena word offset of cell number `cell`."""
@@ -171,7 +180,7 @@ class Channel:
 
     def predictable(self, pipe: Pipeline) -> bool:
         """Whether only passes of `pipe` put and take here (the host may take), and their cells are good."""
-        if self.pipe is not pipe or self.shared or self.closed:
+        if self.pipe is not pipe or self.shared or self.closed or self.dropped:
             return False
         return self.host != "writer" and self.stops is None and self.poison is None
 
@@ -179,7 +188,7 @@ class Channel:
         """Become a stop channel: with a word that gates latch in, and cells that say no until a pass says yes. Raises ArenaFull."""
         self.gate_word = self._arena.allocate(1)
         self._store(self.gate_word, bytes(4))
-        self._store(self._base, bytes(4 * self.cell_words * (self.capacity + 1)))
+        self._store(self._base, bytes(4 * self.words))
 
     def produce(self, step: int) -> int:
         """The number of the cell that a pass of `step` puts."""
@@ -277,12 +286,24 @@ class Channel:
         self.pending -= 1
         self._settle_waiters()
 
+    def drop(self) -> None:
+        """Its author lets go of it, and will take no more: values that only takes of the host would make room for are gone."""
+        self.dropped = True
+        self._settle_waiters()
+
+    @property
+    def needed(self) -> bool:
+        """Whether something accepted so far still has to do with it: passes, takes and commits of the host, a pipeline that it stops."""
+        if self.users or self._waiters or self.promised:
+            return True
+        return self.stops is not None and self.stops in self.stops.instance.pipelines
+
     def close(self, cause: EngineError) -> None:
         """Give the cells back; waiting host takes get `cause`."""
         if self.closed:
             return
         self.closed = True
-        self._arena.release(self._base, self.cell_words * (self.capacity + 1))
+        self._arena.release(self._base, self.words)
         if self.gate_word >= 0:
             self._arena.release(self.gate_word, 1)
         waiters, self._waiters = self._waiters, deque()
@@ -311,6 +332,9 @@ class Channel:
                 cells.popleft()
                 self.head += 1
             sink(value, None)
+        if self.dropped and not waiters:
+            self.head += len(cells)
+            cells.clear()
         while waiters and not cells:
             cause = self.poisoned_at(self.head)
             if cause is None and self._reachable(len(waiters)):

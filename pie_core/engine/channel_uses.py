@@ -59,8 +59,8 @@ def channel_uses(
 
 def _check_role(instance: Instance, use: ChannelUse, pipe: Pipeline) -> None:
     channel = use.channel
-    if channel.closed or channel not in instance.channels:
-        raise InvalidState("the channel is closed, or belongs to another instance")
+    if channel.closed or channel.dropped or channel not in instance.channels:
+        raise InvalidState("the channel is closed or was dropped, or belongs to another instance")
     if use.uses_front and (channel.host == "reader" or channel.stops is not None):
         raise InvalidPass(f"a pass cannot take from a {channel.describe()} that the host reads: use a second channel")
     if use.puts and channel.host == "writer":

@@ -245,6 +245,11 @@ class Pass:
                 if use.puts:
                     use.channel.settled()
             self.release_cells()
+            for use in self.uses:
+                channel = use.channel
+                channel.users -= 1
+                if channel.dropped:
+                    self.instance.free_channel(channel)
             self._release_claims()
         finally:  # whatever is wrong with what waited for it
             sink, self.sink = self.sink, _nobody  # it may hold what holds the pass

@@ -13,7 +13,7 @@ from typing import Any
 from pie_core.device.protocol import DeviceError, DeviceLost, KernelError, LimitError
 from pie_core.engine.arena import Arena
 from pie_core.engine.compile_turns import CompileTurns
-from pie_core.engine.errors import EngineError, EngineLost, EngineStopped, PassFailed, PassSkipped, forget_frames
+from pie_core.engine.errors import ArenaFull, EngineError, EngineLost, EngineStopped, PassFailed, PassSkipped, forget_frames
 from pie_core.engine.forward import SHORT_PASS, Pass
 from pie_core.engine.instance import Instance, InstanceLimits
 from pie_core.engine.linger import Linger
@@ -84,7 +84,7 @@ class Engine:
         self.pool = PagePool(self.limits.pages)
         self.cache = PrefixCache(self.pool)
         self.states = StatePool(self.limits.state_slots) if self.limits.state_slots else None
-        self.arena = Arena(self.limits.arena_words)
+        self.arena = Arena(self.limits.arena_words, self.limits.arena_start, self._grow_arena)
         self.metrics = Metrics()
         self.instances: dict[Instance, None] = {}
         self.deterministic = deterministic or self.limits.deterministic
@@ -267,6 +267,20 @@ class Engine:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         return self._loop
+
+    def _grow_arena(self, words: int) -> None:
+        """Let the device have an arena of so many words. Raises ArenaFull, EngineLost."""
+        try:
+            self.runner.grow_arena(words)
+        except DeviceLost as error:
+            raise EngineLost(f"the device was lost: {error}") from error
+        except DeviceError as error:
+            raise ArenaFull(
+                f"the device memory for channels cannot grow from {self.arena.there} to {words} words: {type(error).__name__}: {error}; "
+                "use smaller cells or a smaller capacity, let go of channels, or try again when other inferlets have ended",
+                words=words,
+                total=self.arena.there,
+            ) from error
 
     def skipped(self) -> PassSkipped:
         """The error of a pass submitted to a pipeline that has stopped."""

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pie_core.device.kept import Kept
 from pie_core.device.move_slots import SlotMover
-from pie_core.device.protocol import LANE_ALIGN, PAGE_TOKENS, Device, DeviceError, DeviceLost, EpilogueSpec, Launch, Plan, StepTimer, Times
+from pie_core.device.protocol import (
+    LANE_ALIGN,
+    PAGE_TOKENS,
+    Buffer,
+    Device,
+    DeviceError,
+    DeviceLost,
+    EpilogueSpec,
+    Kernel,
+    Launch,
+    Plan,
+    StepTimer,
+    Times,
+)
 from pie_core.device.templates import template
 from pie_core.engine.page_io import PageIO
 from pie_core.engine.runner import ROW_WORDS, RUN_WORDS, RunnerLimits, StepBatch
@@ -19,7 +33,8 @@ from pie_core.poem.compile import CompiledModel, Tables
 from pie_core.weights import Checkpoint
 
 MAX_READS = 64  # read-out rows of one step: bounds the logits buffer
-ARENA_WORDS = 1 << 20  # 4 MiB of channel cells: a request with penalties and biases takes up to 6,150 words an answer
+ARENA_START = 1 << 20  # 4 MiB of channel cells: a request with penalties and biases takes up to 6,150 words an answer
+ARENA_WORDS = 1 << 24  # it grows to 64 MiB, where authors keep vocabularies: half of what every WebGPU device binds
 RESULTS_WORDS = 1 << 16
 TABLE_WORDS = 1 << 15
 LANE_WORDS = 1 << 14
@@ -29,8 +44,19 @@ STATE_SHARE = 4  # one part in so many of the pool's bytes holds recurrent state
 STATE_BYTES = 128 << 20  # most of it: one buffer, which every WebGPU device binds
 MAX_SLOTS = 1024
 COUNTED_PAGES = 1 << 16  # of a model without attention: they hold nothing and still bound the tokens alive
+BUFFER_LIMITS = ("max-storage-buffer-binding-size", "max-buffer-size", "max_buffer_bytes")  # as devices call them
 EPILOGUE_PLANS = 320  # compiled epilogues kept: more than infos of programs, so that a pass that waits does not compile its own again
 STEP_WORK = 300_000_000  # nanoseconds that the epilogues of one step may take where they are several: everybody's token waits for them
+
+
+@dataclass(slots=True)
+class _Epilogue:
+    """A compiled epilogue: its kernel, the plan over `arena`, and the work of a lane."""
+
+    kernel: Kernel
+    plan: Plan
+    arena: Buffer
+    work: int
 
 
 class ModelRunner:
@@ -40,14 +66,11 @@ class ModelRunner:
         self.device, self.model, self._limits = device, model, limits
         self.tables = tables
         self.results = device.create_buffer(4 * limits.results_words, "results")
-        self._epilogues: Kept[tuple[Plan, int]] = Kept(EPILOGUE_PLANS)  # with the work of a lane
+        self._epilogues: Kept[_Epilogue] = Kept(EPILOGUE_PLANS)
         self.timer: StepTimer | None = None  # measures each step, where somebody asks (the timeline)
         self._mover = SlotMover(device, model.caches, model.cache_widths)
         self._page_io = PageIO(device, model.caches, model.cache_widths)
-        gate = device.compile(template("gate", bucket=limits.max_tokens))
-        shift = device.compile(template("shift", bucket=limits.max_tokens))
-        both = {"step": tables.step, "arena": tables.arena}
-        self._gates, self._shifts = device.compile_plan([Launch(gate, both)]), device.compile_plan([Launch(shift, both)])
+        self._gates, self._shifts = self._moving("gate"), self._moving("shift")
 
     @classmethod
     def load(
@@ -92,7 +115,7 @@ class ModelRunner:
         words += (GATE_WORDS + 3 + SHIFT_WORDS) * max_tokens  # gates, and what they mask: rows, runs, lanes; shifts
         if deterministic:  # each lane is aligned
             words += LANE_ALIGN // 4 * max_tokens
-        tables = Tables(device.create_buffer(4 * words, "step"), device.create_buffer(4 * ARENA_WORDS, "arena"))
+        tables = Tables(device.create_buffer(4 * words, "step"), device.create_buffer(4 * ARENA_START, "arena"))
         model = CompiledModel(device, graph, checkpoint, tables, pages=pages, max_reads=MAX_READS, slots=slots, progress=progress)
         limits = RunnerLimits(
             max_tokens=max_tokens,
@@ -101,7 +124,8 @@ class ModelRunner:
             pages=pages,
             vocab=config.vocab,
             hidden=config.width,
-            arena_words=ARENA_WORDS,
+            arena_words=arena_words(device),
+            arena_start=ARENA_START,
             results_words=RESULTS_WORDS,
             table_words=TABLE_WORDS,
             lane_words=LANE_WORDS,
@@ -122,7 +146,7 @@ class ModelRunner:
 
     def prepare(self, program: Program) -> int:
         """Compile `program`'s kernel unless it is cached; the nanoseconds that one lane takes at most, about. Raises DeviceError."""
-        return self._epilogue(program)[1]
+        return self._epilogue(program).work
 
     def submit(self, batch: StepBatch) -> StepRun | TimedRun:
         """Enqueue one step: one write, shifts and gates, the body, the head when something is read, the epilogues, the read-back."""
@@ -157,6 +181,16 @@ class ModelRunner:
         """Write u32 words at word offset `word` of the arena, before any later step."""
         self.device.write(self.tables.arena, 4 * word, data)
 
+    def grow_arena(self, words: int) -> None:
+        """A larger arena takes the place of the one there is, behind all that was enqueued. Raises DeviceError."""
+        device, old = self.device, self.tables.arena
+        arena = device.create_buffer(4 * words, "arena")
+        device.copy(old, 0, arena, 0, old.size)
+        self.tables = replace(self.tables, arena=arena)
+        self.model.rebind(self.tables)
+        self._gates, self._shifts = self._moving("gate"), self._moving("shift")
+        old.destroy()
+
     def copy_page(self, src: int, dst: int) -> None:
         """Copy one KV page in every layer."""
         self.model.copy_page(src, dst)
@@ -184,18 +218,35 @@ class ModelRunner:
 
     def epilogue_plan(self, program: Program) -> Plan:
         """The plan that runs `program`'s kernel; compiled at first use. Raises DeviceError."""
-        return self._epilogue(program)[0]
+        return self._epilogue(program).plan
 
-    def _epilogue(self, program: Program) -> tuple[Plan, int]:
+    def _epilogue(self, program: Program) -> _Epilogue:
         found = self._epilogues.find(program.hash)
+        arena = self.tables.arena
         if found is None:
-            buffers = {"arena": self.tables.arena, "lanes": self.tables.step, "results": self.results}
-            rows = (("logits", self.model.logits), ("hidden", self.model.hidden))
-            buffers |= {name: given for name, given in rows if program.width(name)}
             kernel = self.device.compile(EpilogueSpec(program))
-            found = self.device.compile_plan([Launch(kernel, buffers)]), kernel.work
+            found = _Epilogue(kernel, self._epilogue_plan(kernel, program), arena, kernel.work)
             self._epilogues.keep(program.hash, found, len(program.ops))
+        elif found.arena is not arena:  # it has grown
+            found.plan, found.arena = self._epilogue_plan(found.kernel, program), arena
         return found
+
+    def _epilogue_plan(self, kernel: Kernel, program: Program) -> Plan:
+        buffers = {"arena": self.tables.arena, "lanes": self.tables.step, "results": self.results}
+        rows = (("logits", self.model.logits), ("hidden", self.model.hidden))
+        buffers |= {name: given for name, given in rows if program.width(name)}
+        return self.device.compile_plan([Launch(kernel, buffers)])
+
+    def _moving(self, name: str) -> Plan:
+        """The plan of a template that changes the step buffer by what the arena says."""
+        kernel = self.device.compile(template(name, bucket=self._limits.max_tokens))
+        return self.device.compile_plan([Launch(kernel, {"step": self.tables.step, "arena": self.tables.arena})])
+
+
+def arena_words(device: Device) -> int:
+    """The most words that the arena may grow to on `device`: it is one buffer, which kernels bind as a whole."""
+    bytes_ = min((device.info.limits.get(name, 4 * ARENA_WORDS) for name in BUFFER_LIMITS), default=4 * ARENA_WORDS)
+    return max(ARENA_START, min(ARENA_WORDS, bytes_ // 4))
 
 
 class StepRun:

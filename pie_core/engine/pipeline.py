@@ -81,6 +81,9 @@ class Pipeline:
         if self.closed and not self.queue and not self.flying:
             self.instance.pipelines.pop(self, None)
             self.instance.stopping.pop(self, None)
+            stop = self.stop_channel
+            if stop is not None:
+                self.instance.free_channel(stop)
 
     def stop_when(self, channel: Channel) -> None:
         """End this pipeline at the first true value that a pass puts into `channel` (bool, one element). Raises InvalidState, ArenaFull,

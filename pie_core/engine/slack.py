@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pie_core.device.protocol import NONE, PAGE_TOKENS
-from pie_core.engine.errors import ArenaFull
+from pie_core.engine.errors import ArenaFull, EngineLost
 from pie_core.engine.runner import Shift
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Slack:
         if self._word == NONE:
             try:
                 self._word = self._arena.allocate(1)
-            except ArenaFull:
+            except (ArenaFull, EngineLost):  # of a lost device the next step tells
                 return False
         commit.base, commit.limit = ws.frozen, ws.buffered
         ws.frozen = ws.length

@@ -76,6 +76,7 @@ def accept(instance: Instance, pipe: Pipeline, spec: PassSpec, sink: PassSink) -
         embed.channel.feeds = True
     for use in uses:
         channel = use.channel
+        channel.users += 1
         if use.puts:
             channel.expect()
         if channel.host == "writer":

@@ -96,6 +96,14 @@ class CompiledModel:
         """The plan from the residual stream of `rows` read-outs to hidden and logits."""
         return self._plan("head", self._lowered.head, min(self.bucket(rows), self.max_reads))
 
+    def rebind(self, tables: Tables) -> None:
+        """Other tables from now on: plans that name a replaced one are built again when they are used next."""
+        replaced = {kind for kind in ("step", "arena") if getattr(tables, kind) is not getattr(self._tables, kind)}
+        self._tables = tables
+        for part, steps in (("body", self._lowered.body), ("head", self._lowered.head)):
+            if any(r.kind in replaced for s in steps for r in s.bindings.values()):
+                self._plans = {key: plan for key, plan in self._plans.items() if key[0] != part}
+
     def launches(self, rows: int, reads: int) -> list[Launch]:
         """All launches of a step, for benches that time kernels alone."""
         steps = [(s, self.bucket(rows)) for s in self._lowered.body]

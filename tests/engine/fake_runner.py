@@ -80,7 +80,8 @@ class FakeRunner:
         self._limits = limits_ or limits()
         self.delay = delay
         self.kv: dict[int, tuple[int, int] | None] = {}  # slot -> (token, position); None: NaN
-        self.arena = array("I", bytes(4 * self._limits.arena_words))
+        self.arena = array("I", bytes(4 * (self._limits.arena_start or self._limits.arena_words)))
+        self.fail_grow: Exception | None = None
         self.batches: list[StepBatch] = []
         self.handles: list[FakeHandle] = []
         self.copies: list[tuple[int, int]] = []
@@ -106,7 +107,14 @@ class FakeRunner:
 
     def write_arena(self, word: int, data: bytes) -> None:
         words = array("I", bytes(data))
+        assert word + len(words) <= len(self.arena), "the device has no such words"
         self.arena[word : word + len(words)] = words
+
+    def grow_arena(self, words: int) -> None:
+        assert len(self.arena) < words <= self._limits.arena_words
+        if self.fail_grow is not None:
+            raise self.fail_grow
+        self.arena = self.arena + array("I", bytes(4 * (words - len(self.arena))))
 
     def copy_page(self, src: int, dst: int) -> None:
         self.copies.append((src, dst))

@@ -361,7 +361,7 @@ async def test_the_arena_is_finite_and_reused() -> None:
         for _ in range(3):
             inst = engine.open_instance("arena")
             inst.channel("u32", [20], capacity=3)
-            with pytest.raises(Exception, match="20 of 100 are free") as caught:
+            with pytest.raises(Exception, match="20 of 100, which all inferlets share, are free") as caught:
                 inst.channel("u32", [21])
             assert type(caught.value).__name__ == "ArenaFull"
             inst.close()
