@@ -6,7 +6,7 @@ from pie_core.codegen.cpu import CpuProgram, emit_epilogue_cpu
 from pie_core.codegen.layout import LaneLayout, lane_layout
 from pie_core.codegen.maps import emit_map_cpu, emit_map_wgsl
 from pie_core.codegen.wgsl import WgslKernel, emit_epilogue_wgsl
-from pie_core.codegen.wgsl_split import emit_epilogue_wgsl_split, longest_loop
+from pie_core.codegen.wgsl_split import emit_epilogue_wgsl_split
 from pie_core.codegen.wgsl_text import wgsl_text
 from pie_core.eta.program import RENDERERS
 
@@ -22,6 +22,5 @@ __all__ = [
     "emit_map_cpu",
     "emit_map_wgsl",
     "lane_layout",
-    "longest_loop",
     "wgsl_text",
 ]

@@ -23,7 +23,7 @@ from pie_core.codegen.cpu_code import (
     operand_word,
 )
 from pie_core.codegen.cpu_memory_ops import emit_lookup, emit_skeleton, emit_view
-from pie_core.codegen.cpu_work import ROW, block_work, skeleton_work
+from pie_core.codegen.cpu_work import MAX_WORK, ROW, block_work, skeleton_work
 from pie_core.codegen.layout import ROW as FIRST_ROW
 from pie_core.codegen.layout import STATUS
 from pie_core.codegen.schedule import (
@@ -47,9 +47,6 @@ from pie_core.eta.program import Node, Program
 __all__ = ["INPUT", "LOOP", "MAX_WORK", "ONCE", "OUT", "Code", "CpuProgram", "apply", "emit_epilogue_cpu", "operand_word"]
 
 REGIONS = {"arena": ARENA, "results": RESULTS, "logits": LOGITS, "hidden": HIDDEN, "scratch": SCRATCH}
-# Bound of a lane's work in nanoseconds, about (cpu_work.py): for so long the device's thread, and in the page the engine's worker, does
-# nothing else, and everybody's token waits.
-MAX_WORK = 400_000_000
 
 
 def apply(code: Code, program: Program, node: Node, d: int, operands: Sequence[int], *, element: int = 0) -> None:

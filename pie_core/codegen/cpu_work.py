@@ -10,6 +10,9 @@ from pie_core.codegen.schedule import SMALL_SORT
 from pie_core.eta.program import Node, Program
 from pie_core.eta.rules import elements
 
+# Bound of a lane's work: for so long the device's thread, and in the page the engine's worker, does nothing else, and everybody's token
+# waits.
+MAX_WORK = 400_000_000
 CALL = 8  # an instruction on a chunk, however short
 ROW = 40  # a row of a reduction, whose three parts start anew
 HISTOGRAMS = 1_800  # a row whose masses need histograms: three of 2,048 sums are cleared and walked
@@ -30,6 +33,11 @@ def _costs() -> dict[int, int]:
 
 
 _BY_OPCODE = _costs()
+
+
+def op_cost(node: Node) -> int:
+    """Nanoseconds of an op on four elements."""
+    return TYPED_COSTS.get((node.name, node.dtype), OP_COSTS.get(node.name, 1))
 
 
 def block_work(block: Sequence[Instruction], rows: int, n: int) -> int:

@@ -15,11 +15,13 @@ from pie_core.codegen.wgsl_folds import TREE, Accumulator, Joiner
 from pie_core.codegen.wgsl_loops import Grid, store, write_loop
 from pie_core.codegen.wgsl_routines import common
 from pie_core.codegen.wgsl_values import Values
-from pie_core.codegen.wgsl_writer import BINDINGS, WgslKernel, module, note_of, plus, value_name
+from pie_core.codegen.wgsl_writer import BINDINGS, MAX_ITERATIONS, WgslKernel, module, note_of, plus, value_name
 from pie_core.eta.errors import ProgramError
 from pie_core.eta.program import Program
 
-MAX_ITERATIONS = 60_000  # loop iterations of one invocation, all loops together; lavapipe cuts at 65,535
+# All launches of a lane together. A slow GPU takes 1 us for an iteration, and a driver's watchdog 2 s for a submission: a fourth of that.
+MAX_TOTAL_ITERATIONS = 500_000
+MAX_BARRIERS = 100  # of an epilogue's code, calls inlined: a software adapter compiles for some 40 ms at each
 
 
 class Epilogue(Values):
@@ -91,14 +93,14 @@ class Epilogue(Values):
         lines = len(self.lines) + self.routines.lines
         if lines > MAX_LINES:
             raise ProgramError(f"the kernel would hold {lines} lines of WGSL, the cap is {MAX_LINES}: use fewer sorts and selections")
-        if self.iterations > MAX_ITERATIONS:
-            raise ProgramError(
-                f"the kernel would run {self.iterations} loop iterations an invocation, the bound is {MAX_ITERATIONS}: "
-                "use fewer dependent reductions, sorts and selections, or shorter vectors"
-            )
         note = f"// {self.describe()}; at most {self.iterations} loop iterations an invocation."
         text = module(note, bindings, shared, [*functions, *self.routines.functions], [*head, *body, "}"])
-        return WgslKernel(text, wg, tuple(bindings), self.iterations, grid, scratch_words)
+        return WgslKernel(text, wg, tuple(bindings), self.iterations, grid, scratch_words, self.barriers)
+
+    @property
+    def barriers(self) -> int:
+        """Barriers of the code so far, calls inlined; those outside of routines count half, as they take half the time to compile."""
+        return self.routines.barriers + sum(line.endswith("Barrier();") for line in self.lines) // 2
 
     def describe(self) -> str:
         """What a workgroup does."""
@@ -129,12 +131,28 @@ def phase_title(number: int, phase: Phase) -> str:
     return f"phase {number}: {', '.join(made) or 'nothing'}"
 
 
-def emit_epilogue_wgsl(program: Program, workgroup: int = 256, groups: int = 1) -> WgslKernel:
+def check_total(iterations: int, barriers: int) -> None:
+    """Raise ProgramError for an epilogue that takes a GPU too long to run, or a driver too long to compile."""
+    if iterations > MAX_TOTAL_ITERATIONS:
+        raise ProgramError(
+            f"the epilogue would run {iterations} loop iterations an invocation on webgpu, the bound is {MAX_TOTAL_ITERATIONS}, since "
+            "drivers stop what takes too long: use fewer dependent reductions, sorts and selections, or shorter vectors and fewer "
+            "read-outs, or split it over several passes"
+        )
+    if barriers > MAX_BARRIERS:
+        raise ProgramError(
+            f"the epilogue's code would hold {barriers} barriers on webgpu, the bound is {MAX_BARRIERS}, since drivers compile it for "
+            "too long: use fewer sorts, selections and running sums, or split it over several passes"
+        )
+
+
+def emit_epilogue_wgsl(program: Program, workgroup: int = 256, groups: int = 1, plan: Schedule | None = None) -> WgslKernel:
     """The fused kernel of an epilogue: grid (lanes, 1, 1), one workgroup a lane. Bindings, only those used: logits [R, V] f32, hidden
     [R, d] f32, arena u32 (rw), lanes u32, results u32 (rw), scratch u32 (rw, `scratch_words` a lane). `workgroup` is a multiple of 16 up to
-    256. Sums run in the order of a split kernel of `groups` groups. Raises ProgramError when a bound does not hold."""
+    256. Sums run in the order of a split kernel of `groups` groups. `plan`: the program's schedule, if it is there. Raises
+    ProgramError when a bound does not hold; TooLong where only one launch has not the room."""
     check_workgroup(workgroup)
-    plan = schedule(program)
+    plan = plan or schedule(program)
     body = Epilogue(plan, Grid(workgroup, groups))
     for number, phase in enumerate(plan.phases):
         body.title(number, phase_title(number, phase))
@@ -148,7 +166,8 @@ def emit_epilogue_wgsl(program: Program, workgroup: int = 256, groups: int = 1) 
             body.line("storageBarrier();")  # the next phase may write what this one read
     body.title(len(plan.phases), "scalar results")
     body.results()
+    check_total(body.iterations, body.barriers)
     return body.kernel("group.x", (0, 1, 1), used_bindings(body.uses), plan.scratch_words)
 
 
-__all__ = ["MAX_ITERATIONS", "WgslKernel", "emit_epilogue_wgsl"]
+__all__ = ["MAX_ITERATIONS", "MAX_TOTAL_ITERATIONS", "WgslKernel", "emit_epilogue_wgsl"]

@@ -66,6 +66,7 @@ $mass_scan
 $scan
 }""",
 }
+COMMON_BARRIERS = {"clear_bins": 1, "digit_of": 3, "mass_before": 1, "before": 1}  # of the text behind each name
 # The walk over bins of digit_of: bin by bin in a small workgroup (a barrier costs more), else over blocks of 16 first.
 WALK_BINS = """  var b = 255u;
   for (var j = 0u; j < 255u; j += 1u) {

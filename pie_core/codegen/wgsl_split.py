@@ -6,14 +6,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pie_core.codegen.schedule import Phase, Schedule, Sink, schedule
-from pie_core.codegen.wgsl import Epilogue, check_workgroup, phase_title, stores_scratch, used_bindings
+from pie_core.codegen.schedule import Loop, Phase, Schedule, Sink, Skeleton, schedule
+from pie_core.codegen.wgsl import Epilogue, check_total, check_workgroup, phase_title, stores_scratch, used_bindings
+from pie_core.codegen.wgsl_calls import Part, barriers, cut_rows
 from pie_core.codegen.wgsl_folds import Accumulator
 from pie_core.codegen.wgsl_loops import Grid
-from pie_core.codegen.wgsl_writer import WgslKernel, value_name
+from pie_core.codegen.wgsl_writer import MAX_ITERATIONS, TooLong, WgslKernel, value_name
 from pie_core.eta.program import Program
 
 MAX_GROUPS = 64
+LAUNCH_BARRIERS = 16  # of the skeletons of one launch: lavapipe takes time to compile that grows with their square
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,12 @@ class _Launch(Epilogue):
                 self.scalars[value, 0] = name
             else:
                 self.status[value] = name
+
+    def takes(self, skeleton: Skeleton, part: Part | None) -> bool:
+        """Whether there is room for one more skeleton."""
+        routine = self.routines.made(self, skeleton, part)
+        code = self.barriers + barriers(routine.text)
+        return self.iterations + routine.iterations <= MAX_ITERATIONS and code <= LAUNCH_BARRIERS
 
     def save(self, folds: Sequence[Accumulator]) -> None:
         """Write this group's part of each fold."""
@@ -110,33 +118,32 @@ def _ends(plan: Schedule) -> bool:
     return all(s.kind == "store" for loop in last.loops for s in loop.sinks)
 
 
-def longest_loop(program: Program) -> int:
-    """Elements of the longest loop of an epilogue. Raises ProgramError as `schedule` does."""
-    return max((loop.rows * loop.n for phase in schedule(program).phases for loop in phase.loops), default=0)
+def longest_loop(plan: Schedule) -> int:
+    """Elements of the longest loop of an epilogue."""
+    return max((loop.rows * loop.n for phase in plan.phases for loop in phase.loops), default=0)
 
 
-def emit_epilogue_wgsl_split(program: Program, groups: int, workgroup: int = 256) -> tuple[WgslKernel, ...]:
+def loop_iterations(plan: Schedule, workgroup: int) -> int:
+    """Fewest iterations of one invocation in a fused kernel: those of loops over elements."""
+    return sum(-(-loop.rows * loop.n // workgroup) for phase in plan.phases for loop in phase.loops)
+
+
+def emit_epilogue_wgsl_split(program: Program, groups: int, workgroup: int = 256, plan: Schedule | None = None) -> tuple[WgslKernel, ...]:
     """The launches of an epilogue, to run in order: grid (groups or 1, lanes, 1); all have the same bindings and `scratch_words`. Results
-    equal those of `emit_epilogue_wgsl(program, workgroup, groups)` bit for bit. `groups` is 1 to MAX_GROUPS. Raises ProgramError when a
-    bound does not hold."""
+    equal those of `emit_epilogue_wgsl(program, workgroup, groups)` bit for bit, where that fits one launch: here loops and rows are spread
+    over as many as their iterations, and their code, ask for. `groups` is 1 to MAX_GROUPS; `plan`: the program's schedule, if it is there.
+    Raises ProgramError when a bound does not hold."""
     check_workgroup(workgroup)
     if not 1 <= groups <= MAX_GROUPS:
         raise ValueError(f"groups must be from 1 to {MAX_GROUPS}, got {groups}")
-    plan = schedule(program)
+    plan = plan or schedule(program)
     wide, alone = Grid(workgroup, groups, split=True), Grid(workgroup, groups)
     partials, words = _partials(plan, wide)
     launches: list[_Launch] = []
     for number, phase in enumerate(plan.phases):
         if phase.loops:
-            body = _Launch(plan, wide, partials, number)
-            body.line(f"// {phase_title(number, Phase(phase.loops, ()))}")
-            body.save(body.loops(phase.loops))
-            launches.append(body)
-        if phase.skeletons:
-            body = _Launch(plan, alone, partials, number)
-            body.line(f"// {phase_title(number, Phase((), phase.skeletons))}")
-            body.skeletons(phase)
-            launches.append(body)
+            launches += _loop_launches(plan, wide, partials, number, phase)
+        launches += _skeleton_launches(plan, alone, partials, number, phase)
     if _ends(plan):
         body, guard = launches[-1], "lid == 0u && group.x == 0u"
     else:
@@ -148,4 +155,49 @@ def emit_epilogue_wgsl_split(program: Program, groups: int, workgroup: int = 256
         body.join_parts()
     bindings = used_bindings(set().union(*(body.uses for body in launches)))
     words = words if ("scratch", "rw") in bindings else 0
-    return tuple(body.kernel("group.y", (groups if body.grid.split else 1, 0, 1), bindings, words) for body in launches)
+    kernels = tuple(body.kernel("group.y", (groups if body.grid.split else 1, 0, 1), bindings, words) for body in launches)
+    check_total(sum(kernel.iterations for kernel in kernels), sum(kernel.barriers for kernel in kernels))
+    return kernels
+
+
+def _loop_launches(plan: Schedule, grid: Grid, partials: dict[tuple[str, int], Partial], number: int, phase: Phase) -> list[_Launch]:
+    """The loops of a phase in one launch; in one each where that would be too long."""
+    try:
+        return [_loop_launch(plan, grid, partials, number, phase.loops)]
+    except TooLong:
+        if len(phase.loops) == 1:
+            raise
+    return [_loop_launch(plan, grid, partials, number, (loop,)) for loop in phase.loops]
+
+
+def _loop_launch(plan: Schedule, grid: Grid, partials: dict[tuple[str, int], Partial], number: int, loops: tuple[Loop, ...]) -> _Launch:
+    body = _Launch(plan, grid, partials, number)
+    body.line(f"// {phase_title(number, Phase(loops, ()))}")
+    body.save(body.loops(loops))
+    return body
+
+
+def _skeleton_launches(plan: Schedule, grid: Grid, partials: dict[tuple[str, int], Partial], number: int, phase: Phase) -> list[_Launch]:
+    """The skeletons of a phase, as many to a launch as it has room for; rows of one in several launches where they ask for it."""
+    launches: list[_Launch] = []
+    for skeleton in phase.skeletons:
+        for part in _row_parts(_Launch(plan, grid, partials, number), skeleton):
+            if launches and launches[-1].takes(skeleton, part):
+                body = launches[-1]
+            else:
+                body = _Launch(plan, grid, partials, number)
+                body.line(f"// {phase_title(number, Phase((), phase.skeletons))}")
+                launches.append(body)
+            body.routines.call(body, skeleton, part)
+            body.line("storageBarrier();")
+    return launches
+
+
+def _row_parts(body: Epilogue, skeleton: Skeleton) -> list[Part | None]:
+    """All rows as one, or parts of which each fits a launch. Raises TooLong for a row that does not."""
+    rows = count = cut_rows(skeleton, body.plan.program)
+    while body.routines.made(body, skeleton, Part(0, count) if count < rows else None).iterations > MAX_ITERATIONS:
+        if count == 1:
+            body.routines.call(body, skeleton, Part(0, 1) if rows > 1 else None)  # says how long it is
+        count = -(-count // 2)
+    return [None] if count == rows else [Part(first, min(count, rows - first)) for first in range(0, rows, count)]

@@ -9,18 +9,24 @@ from dataclasses import dataclass
 from pie_core.codegen.layout import NONE
 from pie_core.codegen.wgsl_lib import helpers_for, iterations_of
 from pie_core.eta.dtypes import is_finite_bits
+from pie_core.eta.errors import ProgramError
 from pie_core.eta.program import Node
 from pie_core.eta.rules import show
 
 BINDINGS = (("logits", "r"), ("hidden", "r"), ("arena", "rw"), ("lanes", "r"), ("results", "rw"), ("scratch", "rw"))
 FLOATS = ("logits", "hidden")  # regions bound as f32, all others as u32
+MAX_ITERATIONS = 60_000  # loop iterations of one invocation in one launch, all loops together; lavapipe cuts at 65,535
+
+
+class TooLong(ProgramError):
+    """One launch would run more iterations an invocation than MAX_ITERATIONS: more threads, or several launches, have fewer each."""
 
 
 @dataclass(frozen=True)
 class WgslKernel:
     """WGSL text with entry point `main`. `bindings`: (name, "r" | "rw") in binding order, all in group 0. `grid`: workgroups along x, y, z;
     a 0 stands for the number of lanes. `iterations`: proven bound of one invocation. `scratch_words`: u32 words that each lane needs in
-    the `scratch` binding, lane after lane; 0 when there is none."""
+    the `scratch` binding, lane after lane; 0 when there is none. `barriers`: in its code, calls inlined."""
 
     source: str
     workgroup: int
@@ -28,6 +34,7 @@ class WgslKernel:
     iterations: int
     grid: tuple[int, int, int]
     scratch_words: int = 0
+    barriers: int = 0
 
 
 def word_of(expr: str, dtype: str) -> str:
@@ -75,7 +82,8 @@ def plus(base: str, index: str) -> str:
 
 
 class Writer:
-    """Lines at an indent, names that are not taken, and the sum of the iterations of all loops written so far."""
+    """Lines at an indent, names that are not taken, and the sum of the iterations of all loops written so far. Raises TooLong as soon as
+    they are too many."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -83,6 +91,12 @@ class Writer:
         self.indent = "  "
         self._names: list[set[str]] = [set()]  # taken, by block
         self._times = 1  # iterations of the loops around this line
+
+    def spend(self, iterations: int) -> None:
+        """Account for iterations of one invocation."""
+        self.iterations += iterations
+        if self.iterations > MAX_ITERATIONS:
+            raise TooLong(f"one launch would run {self.iterations} or more loop iterations an invocation, the bound is {MAX_ITERATIONS}")
 
     def line(self, text: str) -> None:
         """Append one line at the present indent."""
@@ -103,7 +117,7 @@ class Writer:
         name = self.name(wish)
         inside = self._times * iterations_of(expr)
         if inside:
-            self.iterations += inside
+            self.spend(inside)
             note = f"{note}; at most {inside} iterations"
         self.line(f"let {name} = {expr};" + (f"  // {note}" if note else ""))
         return name
@@ -128,7 +142,7 @@ class Writer:
     def loop(self, head: str, count: int) -> Iterator[None]:
         """`for (head) { … }` that runs at most `count` times; the comment states its iterations in all, with the loops around it."""
         outer, self._times = self._times, self._times * count
-        self.iterations += self._times
+        self.spend(self._times)
         self.line(f"for ({head}) {{  // at most {self._times} iterations")
         with self._inside():
             yield

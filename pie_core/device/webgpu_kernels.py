@@ -7,20 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import kernels_wgsl
-from pie_core.codegen import WgslKernel, emit_epilogue_wgsl, emit_epilogue_wgsl_split, emit_map_wgsl, lane_layout, longest_loop
+from pie_core.codegen import WgslKernel, emit_map_wgsl, lane_layout
 from pie_core.device.kept import Kept
 from pie_core.device.protocol import DeviceError, EpilogueSpec, KernelError, KernelSpec, LimitError, MapSpec, TemplateSpec
 from pie_core.device.templates import TEMPLATES, template
 from pie_core.device.webgpu_errors import translate
+from pie_core.device.webgpu_forms import epilogue_forms
 from pie_core.eta.errors import ProgramError
-from pie_core.eta.program import Program
 
 EPILOGUE_KERNELS = 256  # most epilogue pipelines kept; a program beyond that compiles again
-# Lanes of an epilogue workgroup: a software adapter pays for every lane at every barrier.
-EPILOGUE_WORKGROUP = {"software": 32, "gpu": 256}
-MAX_WORKGROUP = 256
-SPLIT_ELEMENTS = 16_384  # shortest row that is worth several workgroups and a launch a phase on a GPU
-SPLIT_GROUPS = 32  # workgroups of a lane then
 
 
 @dataclass(frozen=True)
@@ -143,20 +138,21 @@ class KernelCache:
     def _epilogue(self, spec: EpilogueSpec) -> WebGpuKernel:
         program = spec.program
         try:
-            parts = SPLIT_GROUPS if self._adapter_class == "gpu" and longest_loop(program) >= SPLIT_ELEMENTS else 1
-            fused = _fused(program, EPILOGUE_WORKGROUP[self._adapter_class], parts)
-            split = emit_epilogue_wgsl_split(program, parts) if parts > 1 else ()
+            found = epilogue_forms(program, self._adapter_class)
         except ProgramError as error:
             raise KernelError(str(error)) from error
-        if fused.scratch_words * 4 > self._scratch_limit:
+        needs = 4 * found.fused[0].scratch_words
+        if needs > self._scratch_limit:
             raise LimitError(
-                f"a pass of this program needs {fused.scratch_words * 4} bytes of scratch, the device binds at most {self._scratch_limit}: "
+                f"a pass of this program needs {needs} bytes of scratch, the device binds at most {self._scratch_limit}: "
                 "use shorter vectors or fewer sorts"
             )
-        forms = [self._form(kernels) for kernels in ((fused,), split) if kernels and kernels[0].scratch_words * 4 <= self._scratch_limit]
-        bindings = {name: access for form in forms for name, access in form.bindings}
+        fused = self._form(found.fused)
+        fits = found.split and 4 * found.split[0].scratch_words <= self._scratch_limit
+        split = fused if found.split is found.fused else self._form(found.split) if fits else None
+        bindings = {name: access for form in (fused, split) if form is not None for name, access in form.bindings}
         words = lane_layout(program).words
-        return WebGpuKernel(spec, None, None, tuple(bindings.items()), None, words, forms[0], forms[1] if len(forms) > 1 else None)
+        return WebGpuKernel(spec, None, None, tuple(bindings.items()), None, words, fused, split, found.work)
 
     def _form(self, kernels: Sequence[WgslKernel]) -> EpilogueForm:
         first = kernels[0]
@@ -201,16 +197,6 @@ class KernelCache:
             layout = self._device.create_bind_group_layout(entries=entries)
             made = self._layouts[key] = (layout, self._device.create_pipeline_layout(bind_group_layouts=[layout]))
         return made
-
-
-def _fused(program: Program, workgroup: int, parts: int) -> WgslKernel:
-    """The fused kernel, in a larger workgroup where the iteration bound does not hold: more lanes have fewer iterations each."""
-    while workgroup < MAX_WORKGROUP:
-        try:
-            return emit_epilogue_wgsl(program, workgroup, parts)
-        except ProgramError:
-            workgroup *= 2
-    return emit_epilogue_wgsl(program, MAX_WORKGROUP, parts)
 
 
 def owned_kernel(kernel: object) -> WebGpuKernel:

@@ -13,7 +13,6 @@ import pytest
 
 from pie_core import eta
 from pie_core.codegen import lane_layout
-from pie_core.device import webgpu_kernels
 from pie_core.device.protocol import (
     DeviceError,
     DeviceLost,
@@ -428,7 +427,7 @@ async def test_epilogue_refuses_bad_lanes(device: WebGpuDevice) -> None:
 
 
 async def test_epilogue_kernels_are_a_bounded_cache(device: WebGpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webgpu_kernels, "EPILOGUE_KERNELS", 2)
+    monkeypatch.setattr(device.kernels._epilogues, "most", 2)
     specs = [
         EpilogueSpec(trace_epilogue(lambda n=n: eta.reduce_argmax(eta.intrinsics.output(0, "logits")), Model(100 + n, 16)).program)
         for n in range(4)

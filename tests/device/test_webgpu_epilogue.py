@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pie_core.codegen import emit_epilogue_wgsl, lane_layout
+from pie_core.codegen import emit_epilogue_cpu, emit_epilogue_wgsl, lane_layout
+from pie_core.codegen.schedule import schedule
+from pie_core.codegen.wgsl import MAX_BARRIERS, MAX_TOTAL_ITERATIONS
 from pie_core.device.protocol import DeviceError, EpilogueSpec, KernelError, Launch, LimitError
 from pie_core.device.webgpu import WebGpuDevice
 from pie_core.device.webgpu_epilogue import SPLIT_LANES
-from pie_core.device.webgpu_kernels import _fused
+from pie_core.device.webgpu_forms import _fused, epilogue_forms
 from pie_core.eta import Model, ProgramError, Traced, intrinsics, trace_epilogue
-from tests.codegen.author import F, greedy
+from tests.codegen.author import Chan, F, counter, greedy
 from tests.codegen.batch import Answer, Batch, Lane, check, same_bits
 from tests.support.lavapipe import as_gpu, lavapipe
 
@@ -37,8 +39,8 @@ def device() -> Iterator[WebGpuDevice]:
     made.epilogue_scratch.close()
 
 
-def traced(fn: Callable[[], Any], width: int = WIDTH) -> Traced:
-    return trace_epilogue(fn, Model(width, 16))
+def traced(fn: Callable[[], Any], width: int = WIDTH, rows: int | None = None) -> Traced:
+    return trace_epilogue(fn, Model(width, 16), rows)
 
 
 def sorted_sample() -> Any:
@@ -157,10 +159,96 @@ def test_a_kernel_over_the_iteration_bound_gets_a_larger_workgroup() -> None:
     program = traced(sorts, 49_152).program
     with pytest.raises(ProgramError, match="loop iterations"):
         emit_epilogue_wgsl(program, 32)
-    assert [_fused(program, size, 1).workgroup for size in (32, 64, 256)] == [64, 64, 256]
+    assert [fused.workgroup for size in (32, 64, 256) if (fused := _fused(schedule(program), size, 1))] == [64, 64, 256]
     huge = traced(lambda: F["sort_desc"](intrinsics.output(0)), 1 << 20).program
     with pytest.raises(KernelError, match="loop iterations an invocation, the bound is 60000"):
         lavapipe().compile(EpilogueSpec(huge))
+
+
+def logits() -> Any:
+    return intrinsics.outputs("logits")
+
+
+def sorted_rows(x: Any) -> Any:
+    values, order = F["sort_desc"](x)
+    return F["reduce_max"](F["cumsum"](values)), F["gather_row"](order, F["broadcast"](F["iota"](1), order.shape[:1]))
+
+
+# Each has more iterations than one launch may run: (author's code, width, read-outs).
+LONG: dict[str, tuple[Callable[[], Any], int, int | None]] = {
+    "top_p of 32 rows": (lambda: F["reduce_argmax"](F["masked"](logits(), F["top_p"](logits(), 0.9))), 49_152, 32),
+    "sample of 16 rows": (lambda: F["sample"](logits(), Chan("u32", (2,)).take(), top_k=40, top_p=0.9, min_p=0.05), 49_152, 16),
+    "sort_desc of 16 rows": (lambda: sorted_rows(logits()), 49_152, 16),
+    "sort_desc of short rows": (lambda: sorted_rows(Chan("f32", (64, 768)).take()), WIDTH, None),
+    "top_k of rows": (lambda: F["top_k"](logits(), 300), 49_152, 32),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+async def test_what_one_launch_has_no_room_for_runs_in_several(name: str) -> None:
+    fn, width, rows = LONG[name]
+    result = traced(fn, width, rows)
+    rng = np.random.default_rng(5)
+    x = rng.normal(0, 3, (rows, width)).astype(np.float32) if rows else None
+    emit_epilogue_cpu(result.program)  # which the cpu device takes too
+    shapes = [(c.dtype, c.shape) for c in result.program.chans]
+    cells = {k: np.array([7, 3], np.uint32) if t == "u32" else rng.normal(0, 3, s).astype(np.float32) for k, (t, s) in enumerate(shapes)}
+    run = Run(lavapipe(), Batch(result.program, [Lane(0, result.params, cells)], x))
+    assert run.kernel.fused is not None and len(run.kernel.fused.steps) > 2
+    assert run.kernel.split is run.kernel.fused
+    check(await run.answers(), run.batch.oracle(), 1e-3, 1e-3)
+    lavapipe().epilogue_scratch.close()
+
+
+def test_all_samplers_in_one_epilogue_stay_within_the_bounds_of_code_and_time() -> None:
+    def everything() -> Any:
+        ids, state = Chan("i32", (64,)).take(), counter().take()
+        x, counts = intrinsics.output(0), F["token_counts"](ids, 49_152)
+        x = F["frequency_penalty"](F["presence_penalty"](F["repetition_penalty"](x, counts, 1.1), counts, 0.2), counts, 0.1)
+        x = F["dynamic_temperature"](F["dry"](x, ids, 0.8, 1.75, 2), 0.5, 1.5)
+        keep = F["top_k_mask"](x, 40) & F["top_p"](x, 0.9) & F["typical"](x, 0.95) & F["tail_free"](x, 0.9) & F["min_p"](x, 0.05)
+        x = F["masked"](x, keep & F["top_a"](x, 0.1) & F["eta_cutoff"](x, 1e-3) & F["epsilon_cutoff"](x, 1e-4))
+        return F["mirostat"](F["masked"](x, F["xtc"](x, 0.1, 0.5, state)), Chan("f32", ()).take(), state)
+
+    program = traced(everything, 49_152).program
+    for kind in ("software", "gpu"):
+        made = epilogue_forms(program, kind)  # type: ignore[arg-type]
+        for form in (made.fused, made.split):
+            assert sum(k.barriers for k in form) < MAX_BARRIERS and sum(k.iterations for k in form) < MAX_TOTAL_ITERATIONS / 10
+
+
+def short_sorts(x: Any) -> list[Any]:
+    return [F["reduce_max"](F["sort_desc"](x * float(k))[0]) for k in range(2, 8)]
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "iterations": (lambda: short_sorts(Chan("f32", (64, 768)).take()), r"\d+ loop iterations .* is 500000"),
+    "code": (
+        lambda: [F["reduce_max"](F["sort_desc"](intrinsics.output(0) * float(k))[0]) for k in range(2, 22)],
+        r"\d+ barriers .* is 100",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_takes_drivers_too_long_is_refused_with_what_to_split(name: str) -> None:
+    fn, message = REFUSED[name]
+    program = traced(fn, 20_000).program
+    with pytest.raises(KernelError, match=f"{message}.*split it over several passes"):
+        lavapipe().compile(EpilogueSpec(program))
+
+
+def test_work_of_a_software_adapter_is_bounded_as_on_cpu() -> None:
+    def sines() -> Any:
+        x = F["broadcast"](intrinsics.output(0), (WIDTH, 5_000))
+        for _ in range(100):
+            x = F["sin"](x)
+        return F["reduce_max"](F["reduce_max"](x))
+
+    program = traced(sines).program
+    with pytest.raises(KernelError, match=r"would take some \d+ ms or more on this webgpu device, the bound is 400 ms"):
+        lavapipe().compile(EpilogueSpec(program))
+    assert 0 < epilogue_forms(program, "gpu").work < 10**8
 
 
 def test_one_dependent_reduction_is_two_launches_on_a_gpu() -> None:
