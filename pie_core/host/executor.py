@@ -328,6 +328,11 @@ class Executor:
         except EngineError as error:
             self._handles.refuse(p["ch"], error)
 
+    def _ch_drop(self, p: Payload) -> None:
+        channel = self._handles.drop_channel(p["ch"])
+        if channel is not None:
+            self._instance.drop_channel(channel)
+
     def _ch_put(self, p: Payload) -> None:
         self._write(p, self._instance.put)
 
@@ -341,8 +346,8 @@ class Executor:
             try:
                 write(channel, p["words"])
             except EngineError as error:
+                self._ch_drop(p)
                 self._handles.refuse(p["ch"], error)
-                del self._handles.channels[p["ch"]]
 
     def _ch_take(self, p: Payload) -> None:
         self._receive_from(p, True)
@@ -362,6 +367,9 @@ class Executor:
 
     def _program(self, p: Payload) -> None:
         self._handles.programs[p["prog"]] = p["program"]
+
+    def _program_drop(self, p: Payload) -> None:
+        del self._handles.programs[p["prog"]]
 
     def _submit(self, p: Payload) -> None:
         outs: list[int] = p["outs"]
@@ -408,14 +416,9 @@ class Executor:
         channels = [self._handles.channel(key) for key in p["chans"]]
         tokens: Any = p["tokens"]
         program = self._handles.programs[p["prog"]] if p["prog"] is not None else None
-        keys: list[int] = []
         if isinstance(tokens, dict):
-            keys.append(tokens["ch"])
             tokens = self._handles.channel(tokens["ch"])
-        if program is not None:
-            keys.extend(key for key, effect in zip(p["chans"], program.effects, strict=True) if effect.takes)
-        table = self._port.table
-        entries = [entry for entry in (table.get("submit", key, ChannelEntry) for key in keys) if entry.host == "writer"]
+        entries: list[ChannelEntry] = p["written"]
         spec = PassSpec(tokens, [self._handles.set(key) for key in p["ws"]], p["geo"], p["reads"], program, p["params"], channels)
         return spec, entries
 

@@ -51,6 +51,11 @@ class Handles:
         self._refused.pop(key, None)
         return self.sets.pop(key, None)
 
+    def drop_channel(self, key: int) -> Channel | None:
+        """A channel is not used any more; None where there was none."""
+        self._refused.pop(key, None)
+        return self.channels.pop(key, None)
+
     def _why(self, key: int, kind: str) -> EngineError:
         refused = self._refused.get(key)
         return refused.again() if refused is not None else InvalidState(f"{kind} {key} does not exist")

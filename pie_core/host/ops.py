@@ -223,7 +223,9 @@ _op("ch.new", "posted", {"ch": _id, "dtype": _one_of("f32", "i32", "u32", "bool"
     shape=[], capacity=1, seed=None, host=None)  # fmt: skip
 _op("ch.put", "posted", {"ch": _id, "words": _words}, "Put one cell from the host.", _NUMBERS)
 _op("ch.set", "posted", {"ch": _id, "words": _words}, "Replace the committed front.", _NUMBERS)
+_op("ch.drop", "posted", {"ch": _id}, "No more uses; its cells are free when what was submitted so far needs them no more.")
 _op("program", "posted", {"prog": _id, "text": _text(1 << 18)}, "A tensor program by its canonical text.", _TEXT)
+_op("program.drop", "posted", {"prog": _id}, "No more submits of it.")
 _op("submit", "posted", {"pipe": _id, "tokens": _tokens, "ws": _ids, "geo": _geometry, "reads": _maybe(_reads), "prog": _maybe(_id),
     "params": _words, "chans": _numbers(MAX_CHANNELS, MAX_ID), "outs": _numbers(MAX_OUTS, MAX_ID)}, "A forward pass.", _NUMBERS,
     reads=None, prog=None, params=[], chans=[], outs=[])  # fmt: skip

@@ -230,12 +230,18 @@ class GuestPort:
         words = prod(shape)
         total = self.table.cell_words + words * (p["capacity"] + 1)
         if total > self._budget.cell_words:
-            raise over("words of channel cells", total, self._budget.cell_words, "use smaller cells or capacities")
+            raise over("words of channel cells", total, self._budget.cell_words,
+                       "cells have a word an element, rings capacity + 1: use smaller ones, or let go of channels")  # fmt: skip
         if p["seed"] is not None and len(p["seed"]) != words:
             raise Refusal("UsageError", f"ch.new: the seed has {len(p['seed'])} words, a cell of shape {list(shape)} has {words}")
         entry = ChannelEntry(p["dtype"], shape, words, p["capacity"], host=p["host"], seeded=p["seed"] is not None)
         self.table.add("ch.new", p["ch"], entry)
         self.table.cell_words = total
+        return ""
+
+    def _ch_drop(self, p: Payload) -> str:
+        self.table.get("ch.drop", p["ch"], ChannelEntry)
+        self.table.remove(p["ch"])
         return ""
 
     def _ch_put(self, p: Payload) -> str:
@@ -276,6 +282,11 @@ class GuestPort:
         p["program"] = program  # verified here, so the engine need not parse it again
         return ""
 
+    def _program_drop(self, p: Payload) -> str:
+        self.table.get("program.drop", p["prog"], ProgramEntry)
+        self.table.remove(p["prog"])
+        return ""
+
     def _submit(self, p: Payload) -> str:
         table = self.table
         if p["pipe"] in self._closed:
@@ -297,6 +308,7 @@ class GuestPort:
         # nothing below refuses
         for entry, takes in uses:
             entry.reserved += takes
+        p["written"] = [entry for entry, takes in uses if takes]  # here: by the time that it is carried out, they may have been dropped
         p["steady"] = not uses and geometry.mode == "folding"
         if geometry.mode == "buffered":
             for held, count in zip(sets, counts, strict=True):

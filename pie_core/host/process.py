@@ -7,6 +7,7 @@ import json
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from pie_core.device.protocol import PAGE_TOKENS
@@ -19,6 +20,7 @@ from pie_core.host.port import GuestPort
 from pie_core.host.services import LogSink, Services
 
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+ARENA_SHARE = 4  # one inferlet's channels take at most one part in so many of the arena
 
 
 _WAITS = re.compile(r'\{"s":"pending","w":\[([1-9][0-9]{0,15})\]\}')
@@ -64,10 +66,12 @@ class Process:
         receives: bool = True,
     ) -> None:
         budget = budget or Budget()
+        cell_words = min(budget.cell_words, engine.limits.arena_words // ARENA_SHARE)
+        budget = replace(budget, cell_words=cell_words)
         self._loop = asyncio.get_running_loop()
         self._services = services
         self._name = name
-        limits = InstanceLimits(pages=budget.pages, outstanding=budget.outstanding + 1, handles=budget.handles + 1)
+        limits = InstanceLimits(pages=budget.pages, outstanding=budget.outstanding + 1, handles=budget.handles + 1, cell_words=cell_words)
         self.instance = engine.open_instance(name, tenant, limits)
         self.port = GuestPort(services, engine.limits, budget, self._wake_from_guest)
         self._inbox_cap = budget.inbox

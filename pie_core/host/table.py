@@ -37,6 +37,11 @@ class ChannelEntry:
     __slots__ = ("capacity", "cell_words", "consumed", "dtype", "host", "put_by_pass", "puts", "reserved", "returned", "shape", "stops")
     kind = "channel"
 
+    @property
+    def words(self) -> int:
+        """Of the ring, which has a cell more than its capacity."""
+        return self.cell_words * (self.capacity + 1)
+
     def __init__(self, dtype: str, shape: tuple[int, ...], cell_words: int, capacity: int, *, host: str | None, seeded: bool) -> None:
         self.dtype = dtype
         self.shape = shape
@@ -74,7 +79,8 @@ FUTURE = FutureEntry()
 
 
 class Table:
-    """All ids of one instance. Entries are added and used in the guest's thread; only futures leave it from the engine's loop."""
+    """All ids of one instance. Entries are added and used in the guest's thread; only futures leave it from the engine's loop.
+    `cell_words`: of all channels' rings."""
 
     __slots__ = ("_budget", "_by_id", "cell_words", "handles", "programs")
 
@@ -96,11 +102,12 @@ class Table:
         self.fresh(op, key)
         if isinstance(entry, ProgramEntry):
             if self.programs >= self._budget.programs:
-                raise over("programs", self.programs, self._budget.programs, "reuse the ones sent before")
+                raise over("programs", self.programs, self._budget.programs,
+                           "each new shape of an epilogue is one: submit passes before tracing more, or pad to one length")  # fmt: skip
             self.programs += 1
         elif not isinstance(entry, FutureEntry):
             if self.handles >= self._budget.handles:
-                raise over("handles", self.handles, self._budget.handles, "drop working sets, close pipelines, and use channels again")
+                raise over("handles", self.handles, self._budget.handles, "let go of working sets, pipelines and channels")
             self.handles += 1
         self._by_id[key] = entry
 
@@ -114,8 +121,13 @@ class Table:
 
     def remove(self, key: int) -> None:
         """A handle was dropped."""
-        if self._by_id.pop(key, None) is not None:
+        entry = self._by_id.pop(key, None)
+        if isinstance(entry, ProgramEntry):
+            self.programs -= 1
+        elif entry is not None:
             self.handles -= 1
+            if isinstance(entry, ChannelEntry):
+                self.cell_words -= entry.words
 
     def settle(self, future: int) -> None:
         """A future settled."""

@@ -82,7 +82,7 @@ FUTURES: list[tuple[str, dict[str, Any]]] = [
     ("ws.open", {"ws": NEW, "name": "x"}),
     ("prewarm", {"ids": [1] * 20}),
 ]
-NEED_NO_ENGINE = {"ws.drop", "pipe.close", "send", "sleep", "receive"}
+NEED_NO_ENGINE = {"ws.drop", "pipe.close", "ch.drop", "program.drop", "send", "sleep", "receive"}
 
 
 def test_no_op_is_forgotten() -> None:

@@ -48,7 +48,7 @@ def test_the_table_is_the_contract() -> None:
     sync = "encode decode bytes chat.render chat.text chat.role chat.cue chat.seal log time random"
     posted = (
         "ws.new ws.drop ws.fork ws.commit ws.discard ws.truncate pipe.new pipe.close pipe.stop_when "
-        "ch.new ch.put ch.set program submit send"
+        "ch.new ch.drop ch.put ch.set program program.drop submit send"
     )
     future = "ch.take ch.read sleep receive ws.length ws.cached ws.save ws.open prewarm"
     assert kinds == {"sync": sorted(sync.split()), "posted": sorted(posted.split()), "future": sorted(future.split())}
@@ -198,7 +198,7 @@ def test_budgets(budget: Budget, calls: list[tuple[str, dict[str, Any]]]) -> Non
     assert last["type"] == "BudgetExceeded"
     assert last["cap"] < last["used"] or last["cap"] == last["used"]
     if calls[0][0] == "ws.new":
-        assert last["message"].endswith("drop working sets, close pipelines, and use channels again")
+        assert last["message"].endswith("let go of working sets, pipelines and channels")
     if calls[0][0] == "log":  # print() comes as log too
         assert last["message"].startswith("characters printed and logged: 14 in use, the cap is 10; print()")
 

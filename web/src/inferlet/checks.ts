@@ -85,6 +85,10 @@ export const CHECKS: Readonly<Record<string, Check>> = {
     pipe.stops = channel.stops = true;
   },
   "ch.new": makeChannel,
+  "ch.drop": ({ table }, { ch }) => {
+    table.get("ch.drop", ch as number, "channel");
+    table.remove(ch as number);
+  },
   "ch.put": ({ table }, fields) => {
     const channel = written("ch.put", table, fields);
     const { capacity } = channel;
@@ -105,6 +109,10 @@ export const CHECKS: Readonly<Record<string, Check>> = {
     table.fresh("program", prog);
     const widths = model.hidden > 0 ? { logits: model.vocab, hidden: model.hidden } : {};
     table.add("program", prog, { kind: "program", facts: programFacts(text, widths) });
+  },
+  "program.drop": ({ table }, { prog }) => {
+    table.get("program.drop", prog as number, "program");
+    table.remove(prog as number);
   },
   submit,
   prewarm: (host, fields) => {
@@ -183,7 +191,9 @@ function makeChannel({ table, limits }: Checked, fields: Fields): void {
   if (shape.includes(0)) throw usage(`ch.new: shape ${repr(shape, 80)} has an empty extent`);
   const words = shape.reduce((product, extent) => product * extent, 1);
   const total = table.cellWords + words * (capacity + 1); // a ring has one cell more than its capacity
-  if (total > limits.cellWords) throw over("words of channel cells", total, limits.cellWords, "use smaller cells or capacities");
+  if (total > limits.cellWords) {
+    throw over("words of channel cells", total, limits.cellWords, "cells have a word an element, rings capacity + 1: use smaller ones, or let go of channels");
+  }
   if (seed !== null && seed.length !== words) {
     throw usage(`ch.new: the seed has ${seed.length} words, a cell of shape ${repr(shape, 80)} has ${words}`);
   }

@@ -174,11 +174,11 @@ test("budgets of futures, logs, sent values, ops of a step, and payloads", () =>
 
 test("handles, programs and channel cells are counted while they are alive", () => {
   const { call, posted } = host({ handles: 3, programs: 1, cellWords: 12 });
-  const full = refused("BudgetExceeded", /^handles: 3 in use, the cap is 3; drop working sets, close pipelines, and use channels again$/);
+  const full = refused("BudgetExceeded", /^handles: 3 in use, the cap is 3; let go of working sets, pipelines and channels$/);
   const channel = (ch: number, capacity: number): unknown => call("ch.new", { ch, dtype: "f32", shape: [2, 3], capacity });
   assert.equal(call("ws.new", { ws: 1 }), "");
   assert.equal(call("pipe.new", { pipe: 2 }), "");
-  refused("BudgetExceeded", /^words of channel cells: 18 in use, the cap is 12; use smaller cells or capacities$/)(channel(3, 2));
+  refused("BudgetExceeded", /^words of channel cells: 18 in use, the cap is 12; cells have a word an element, rings capacity \+ 1: use smaller ones, or let go of channels$/)(channel(3, 2));
   assert.equal(channel(3, 1), "");
   full(call("ws.fork", { ws: 4, of: 1 }));
   full(call("ws.open", { ws: 4, name: "kept", f: 5 }));
@@ -188,8 +188,15 @@ test("handles, programs and channel cells are counted while they are alive", () 
   assert.equal(call("ws.drop", { ws: 1 }), "");
   refused("BudgetExceeded", /^words of channel cells: 14 in use/)(call("ch.new", { ch: 6, dtype: "bool", shape: [], capacity: 1 }));
   assert.equal(call("program", { prog: 7, text: "{}" }), "");
-  refused("BudgetExceeded", /^programs: 1 in use, the cap is 1; reuse the ones sent before$/)(call("program", { prog: 8, text: "{}" }));
+  refused("BudgetExceeded", /^programs: 1 in use, the cap is 1; each new shape of an epilogue is one: /)(call("program", { prog: 8, text: "{}" }));
   assert.equal(posted.length, 7);
+  refused("UsageError", /^program.drop: id 3 is a channel; a program is needed$/)(call("program.drop", { prog: 3 }));
+  assert.equal(call("program.drop", { prog: 7 }), "");
+  assert.equal(call("program", { prog: 8, text: "{}" }), "", "the one that was dropped counts no more");
+  refused("UsageError", /^ch.drop: id 8 is a program; a channel is needed$/)(call("ch.drop", { ch: 8 }));
+  assert.equal(call("ch.drop", { ch: 3 }), "");
+  refused("UsageError", /^ch.take: id 3 is unknown, or was dropped; a channel is needed$/)(call("ch.take", { ch: 3, f: 20 }));
+  assert.equal(channel(9, 1), "", "nor do its cells");
 });
 
 test("an id is used once at a time", () => {

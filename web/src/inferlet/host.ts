@@ -179,7 +179,7 @@ export class Host implements Checked {
 const BETWEEN = "await something between them";
 
 /** Ops that no code of the author calls to hear of anything: of the inferlet's own loop, of destructors, and the log. */
-const UNHEARD: ReadonlySet<string> = new Set(["sleep", "ws.drop", "pipe.close", "log"]);
+const UNHEARD: ReadonlySet<string> = new Set(["sleep", "ws.drop", "ch.drop", "program.drop", "pipe.close", "log"]);
 
 function hex(bytes: Uint8Array): string {
   let out = "";

@@ -141,9 +141,11 @@ export const OPS: ReadonlyMap<string, Op> = new Map(
       },
       { shape: [], capacity: 1, seed: null, host: null },
     ),
+    "ch.drop": op("posted", { ch: id }),
     "ch.put": op("posted", { ch: id, words }),
     "ch.set": op("posted", { ch: id, words }),
     program: op("posted", { prog: id, text: text(1 << 18) }),
+    "program.drop": op("posted", { prog: id }),
     submit: op(
       "posted",
       {

@@ -79,12 +79,14 @@ export class Table {
     this.fresh(op, id);
     const { handles, programs } = this.#limits;
     if (entry.kind === "program") {
-      if (this.#programs >= programs) throw over("programs", this.#programs, programs, "reuse the ones sent before");
+      if (this.#programs >= programs) {
+        throw over("programs", this.#programs, programs, "each new shape of an epilogue is one: submit passes before tracing more, or pad to one length");
+      }
       this.#programs++;
     } else if (entry.kind === "future") this.#futures += Number(entry.brings !== "output");
     else {
       if (this.#handles >= handles) {
-        throw over("handles", this.#handles, handles, "drop working sets, close pipelines, and use channels again");
+        throw over("handles", this.#handles, handles, "let go of working sets, pipelines and channels");
       }
       this.#handles++;
     }
@@ -101,7 +103,12 @@ export class Table {
 
   /** A handle was dropped. */
   remove(id: number): void {
-    if (this.#byId.delete(id)) this.#handles--;
+    const entry = this.#byId.get(id);
+    if (entry === undefined) return;
+    this.#byId.delete(id);
+    if (entry.kind === "program") this.#programs--;
+    else this.#handles--;
+    if (entry.kind === "channel") this.cellWords -= entry.words * (entry.capacity + 1);
   }
 
   /** A pipeline was closed. */
