@@ -11,6 +11,7 @@ from pie_core.eta import is_tracing
 from . import _host
 from ._loop import HostFuture
 from ._mailbox import Mailbox
+from ._room import with_room
 from ._values import DTYPES, _short, check_int, decode, infer_dtype, is_list, shape_of, to_words
 from .errors import UsageError
 
@@ -20,7 +21,7 @@ _MAX_CELL = 1 << 20  # elements
 
 
 class Channel:
-    """A ring of `capacity` cells of `dtype` (f32, i32, u32, bool) and `shape`.
+    """A ring of `capacity` cells of `dtype` (f32, i32, u32, bool) and `shape`; freed when the object goes away.
 
     Inside an epilogue `take`, `read` and `put` work on tensors. Outside, the program is one end: the writer (`put`, `set`) or the
     reader (`await take()`, `await read()`). Which end it is shows at its first use; where a pass is submitted first, say it with `host=`.
@@ -134,9 +135,14 @@ class Channel:
         """The host's id of this channel, made known to the host first where it is not yet."""
         if not self._declared:
             ch = _host.new_id()
-            _host.call_with("ch.new", ch=ch, dtype=self.dtype, shape=self.shape, capacity=self.capacity, seed=self._seed, host=self.host)
+            fields = {"dtype": self.dtype, "shape": self.shape, "capacity": self.capacity, "seed": self._seed, "host": self.host}
+            with_room(lambda: _host.call_with("ch.new", ch=ch, **fields))
             self._id, self._declared = ch, True
         return self._id
+
+    def __del__(self) -> None:
+        if getattr(self, "_declared", False):  # not where it was called with arguments that it does not have
+            _host.call("ch.drop", f'{{"ch":{self._id}}}')  # what was submitted goes on
 
     def __repr__(self) -> str:
         return f"Channel({self.dtype!r}, {self.shape}, {self.capacity})"

@@ -19,7 +19,7 @@ class ForwardPass:
     """One run of the model: what goes in (`embed`), which state it extends (`state`), what comes out (`read`, `epilogue`). Used once."""
 
     __slots__ = (
-        "_cell", "_chans", "_end", "_geometry", "_outs", "_params", "_prog", "_reads", "_rows", "_sets", "_stages", "_tokens",
+        "_cell", "_chans", "_end", "_fed", "_geometry", "_outs", "_params", "_prog", "_reads", "_rows", "_sets", "_stages", "_tokens",
         "_traced_rows", "submitted",
     )  # fmt: skip
 
@@ -34,6 +34,7 @@ class ForwardPass:
         self._prog = 0
         self._params: tuple[int, ...] = ()
         self._chans: tuple[Channel, ...] = ()
+        self._fed: Channel | None = None  # what the tokens come from: it must be there when the pass is submitted
         self._outs: tuple[Output, ...] = ()
         self._end: weakref.ref[Output] | None = None  # of a pass without outputs
         self._traced_rows: int | None = None  # read-outs that the epilogue was told
@@ -48,6 +49,7 @@ class ForwardPass:
                     f"ForwardPass.embed: the channel holds {tokens.dtype}{list(tokens.shape)}; use i32 or u32 of shape () or (n,)"
                 )
             self._tokens = f'{{"ch":{tokens.declare()}}}'
+            self._fed = tokens
             self._cell = tokens.shape[0] if tokens.shape else 1
             return
         nested = is_list(tokens) and len(tokens) > 0 and is_list(tokens[0])
@@ -185,7 +187,8 @@ class ForwardPass:
         self.submitted = True
         for out in self._outs:
             loop.unawaited[out.id] = out
-        self._outs = ()  # an output that nobody keeps is gone
+        self._outs = ()  # an output that nobody keeps is gone, and so are programs and channels
+        self._prog, self._chans, self._fed = 0, (), None
 
     def _open(self, what: str, present: object) -> None:
         if self.submitted:

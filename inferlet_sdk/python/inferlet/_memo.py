@@ -72,6 +72,11 @@ _seen_once: dict[int, CodeType] = {}
 _results: dict[Key, tuple[Any, list[Any]]] = {}  # the second part keeps alive what the key names by id
 
 
+def forget() -> None:
+    """Let go of all results, and of the channels in them."""
+    _results.clear()
+
+
 def lookup(fn: Callable[[], Any], rows: int | None = None) -> tuple[Any, Callable[[Any], None] | None]:
     """(the result stored for an equal function and number of read-outs or None, how to store one or None where that is not sound)."""
     if type(fn) is not FunctionType:

@@ -1,27 +1,38 @@
-"""Epilogues: traced, sent to the host once an instance, and referred to by id from then on."""
+"""Epilogues: traced, sent to the host once while somebody needs them, and referred to by id from then on."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pie_core.eta import trace_epilogue
 from pie_core.eta.trace import trace_stage
 
-from . import _host, _memo, model
+from . import _host, _memo, _room, model
+
+_KEPT = 128  # programs that are known when no pass needs them, the last ones
+
+
+class ProgramId(int):
+    """The host's id of a program, which is dropped there when nobody holds this any more."""
+
+    def __del__(self) -> None:
+        _host.call("program.drop", f'{{"prog":{self}}}')
 
 
 class Lowered(NamedTuple):
     """An epilogue as a submit refers to it: the host's program id, parameter words, the author's channels, number and form of outputs."""
 
-    prog: int
+    prog: ProgramId
     params: tuple[int, ...]
     channels: tuple[Any, ...]
     outs: int
     single: bool
 
 
-_ids: dict[str, int] = {}  # canonical text -> program id
+_ids: OrderedDict[str, ProgramId] = OrderedDict()  # by canonical text, the one used last behind all others
+_room.forget += [_ids.clear, _memo.forget]
 
 
 def lower(fn: Callable[[], Any], rows: int | None = None) -> Lowered:
@@ -34,9 +45,13 @@ def lower(fn: Callable[[], Any], rows: int | None = None) -> Lowered:
     text = traced.program.text
     prog = _ids.get(text)
     if prog is None:
-        prog = _host.new_id()
-        _host.call_with("program", prog=prog, text=text)
-        _ids[text] = prog
+        key = _host.new_id()
+        _room.with_room(lambda: _host.call_with("program", prog=key, text=text))
+        prog = _ids[text] = ProgramId(key)
+        if len(_ids) > _KEPT:
+            _ids.popitem(last=False)
+    else:
+        _ids.move_to_end(text)
     lowered = Lowered(prog, traced.params, traced.channels, len(traced.program.outs), traced.single)
     if store is not None:
         store(lowered)

@@ -113,7 +113,7 @@ def to_words(field: str, values: Any, dtype: str, shape: Sequence[int]) -> list[
 def _f32_word(field: str, v: float) -> int:
     try:
         return int.from_bytes(struct.pack("<f", v), "little")
-    except OverflowError:
+    except (OverflowError, struct.error):  # the latter of an int that no double holds
         raise UsageError(f"{field} has {_short(v)}; the largest f32 is 3.4028235e38 (use math.inf for infinity)") from None
 
 
