@@ -1,45 +1,51 @@
 """Filters of sampling: each takes logits and returns a bool mask of their shape, true for tokens that stay.
 
-`masked(logits, mask)` applies a mask; masks combine with & and |. Of a row with a finite logit and neither NaN nor +inf, every
-filter leaves something; to force a token, give all others -inf. Probabilities are those of softmax(logits): divide by the temperature first
-where the filter shall see the tempered distribution.
+`masked(logits, mask)` applies a mask; masks combine with & and |. No filter leaves a row empty: one of the likeliest tokens stays, whatever
+the threshold; a logit of +inf forces its token (of several at least the first stays), and a row of -inf throughout keeps something too. A
+NaN never stays, so that a row of nothing but NaN is the one that ends up empty; a sample of it is token 0. (xtc strikes the likeliest by
+intent, and leaves another.) Probabilities are those of softmax(logits): divide by the temperature first where the filter shall see the
+tempered distribution. Thresholds are Python numbers or Tensors f32[]; those that the device alone knows are cut off at their bounds.
 """
 
 from __future__ import annotations
 
 from pie_core.eta.advice import is_channel, operand_advice
-from pie_core.eta.dtypes import INTEGER
+from pie_core.eta.dtypes import F32_MAX, INTEGER
 from pie_core.eta.errors import TraceError
 from pie_core.eta.functions import TABLE_FUNCTIONS, broadcast, constant, iota, pivot_threshold, rng_uniform, scatter_set, sort_desc
 from pie_core.eta.probability import (
+    INF,
+    NEG_INF,
     TINY,
+    absolute,
     along,
     entropy,
     exp,
     finite,
+    fixed,
     floats,
     gumbel_max,
     log,
     masked,
     maximum,
+    minimum,
     number,
     reduce_argmax,
     reduce_max,
     reduce_sum,
     scalar,
     select,
-    softmax,
+    shares,
     sqrt,
+    weigh,
+    within,
 )
 from pie_core.eta.rules import show
 from pie_core.eta.tensor import Scalar, Tensor
 
-absolute, cumsum, gather, minimum, reduce_min = (
-    TABLE_FUNCTIONS[name] for name in ("absolute", "cumsum", "gather", "minimum", "reduce_min")
-)
+cumsum, gather, reduce_min = (TABLE_FUNCTIONS[name] for name in ("cumsum", "gather", "reduce_min"))
 
 Number = Scalar | Tensor
-INF = float("inf")
 COLDEST_SAMPLE = 1e-30  # temperature: leaves nothing to chance, and logits divided by it stay finite
 LEAST_MASS = 2.0**-30  # what pivot_mass counts as 1: the first token stays
 
@@ -58,75 +64,77 @@ def top_k_mask(logits: Tensor, k: int | Tensor) -> Tensor:
 
 
 def top_p(logits: Tensor, p: Number) -> Tensor:
-    """Nucleus (arXiv:1904.09751): walking down from the likeliest, tokens stay until those before them hold probability p."""
+    """Nucleus (arXiv:1904.09751): walking down from the likeliest, tokens stay until those before them hold probability p, 0 to 1."""
     floats(logits, "top_p")
-    return pivot_threshold(softmax(logits), mass=maximum(_share(logits, p, "top_p: p"), LEAST_MASS))
+    return pivot_threshold(shares(logits), mass=maximum(within(logits, p, 0, 1, "top_p: p"), LEAST_MASS))
 
 
 def min_p(logits: Tensor, p: Number) -> Tensor:
-    """Tokens at least p times as likely as the likeliest one (arXiv:2407.01082)."""
-    floats(logits, "min_p")
-    return logits >= along(reduce_max(logits) + log(_share(logits, p, "min_p: p")), logits)
+    """Tokens at least p times as likely as the likeliest one, p from 0 to 1 (arXiv:2407.01082)."""
+    best = minimum(reduce_max(floats(logits, "min_p")), fixed(logits, F32_MAX))  # inf + log(0) would be NaN
+    return logits >= along(best + log(within(logits, p, 0, 1, "min_p: p")), logits)
 
 
 def top_a(logits: Tensor, a: Number) -> Tensor:
-    """Tokens of probability a * max^2 or more, max being that of the likeliest; a from 0 to 1."""
-    p = softmax(floats(logits, "top_a"))
-    best = reduce_max(p)
-    return p >= along(_share(logits, a, "top_a: a") * best * best, p)
+    """Tokens of probability a * max^2 or more, max being that of the likeliest, and the likeliest; a from 0 to 1."""
+    peak = fixed(logits, 1.0) / weigh(floats(logits, "top_a")).total
+    return _at_least(logits, within(logits, a, 0, 1, "top_a: a") * peak * peak)
 
 
 def epsilon_cutoff(logits: Tensor, epsilon: Number) -> Tensor:
-    """Tokens of probability epsilon or more (arXiv:2210.15191), and the likeliest."""
-    p = softmax(floats(logits, "epsilon_cutoff"))
-    best = reduce_max(p)
-    return p >= along(minimum(best, scalar(logits, epsilon, "epsilon_cutoff: epsilon")), p)
+    """Tokens of probability epsilon, 0 to 1, or more (arXiv:2210.15191), and the likeliest."""
+    return _at_least(floats(logits, "epsilon_cutoff"), within(logits, epsilon, 0, 1, "epsilon_cutoff: epsilon"))
 
 
 def eta_cutoff(logits: Tensor, epsilon: Number) -> Tensor:
-    """Tokens of probability min(epsilon, sqrt(epsilon) * exp(-entropy)) or more (arXiv:2210.15191), and the likeliest."""
-    floats(logits, "eta_cutoff")
-    p = softmax(logits)
-    bound = scalar(logits, epsilon, "eta_cutoff: epsilon")
-    cut = minimum(sqrt(bound) * exp(-entropy(logits)), bound)
-    return p >= along(minimum(reduce_max(p), cut), p)
+    """Tokens of probability min(epsilon, sqrt(epsilon) * exp(-entropy)) or more, epsilon from 0 to 1 (arXiv:2210.15191), and the
+    likeliest."""
+    bound = within(floats(logits, "eta_cutoff"), epsilon, 0, 1, "eta_cutoff: epsilon")
+    return _at_least(logits, minimum(sqrt(bound) * exp(-entropy(logits)), bound))
 
 
 def typical(logits: Tensor, mass: Number) -> Tensor:
     """Locally typical tokens (arXiv:2202.00666) of logits f32 [n]: those whose surprise is nearest to the entropy, until they hold
-    probability `mass`; and the likeliest."""
+    probability `mass`, 0 or more (from 1 on all stay); and the likeliest."""
     floats(logits, "typical", (1,))
-    p = softmax(logits)
-    log_p = log(maximum(p, TINY))
-    near = -absolute(log_p - reduce_sum(p * log_p))  # how far the surprise, -ln p, lies from the entropy
-    return pivot_threshold(p, mass=scalar(logits, mass, "typical: mass"), order=near) | _likeliest(logits)
+    most = within(logits, mass, 0, INF, "typical: mass")
+    p = shares(logits)
+    near = -absolute(log(p) + entropy(logits))  # how far the surprise, -ln p, lies from the entropy
+    forced = reduce_max(logits) > fixed(logits, F32_MAX)  # +inf: nothing beside it
+    return pivot_threshold(p, mass=select(forced, fixed(logits, 0.0), most), order=near) | _likeliest(logits)
 
 
 def tail_free(logits: Tensor, z: Number) -> Tensor:
-    """Tail-free sampling of logits f32 [n]: of the sorted probabilities, those before the normalised curvature sums to more than z."""
-    floats(logits, "tail_free", (1,))
-    n = logits.shape[0]
-    values, order = sort_desc(softmax(logits))
-    place = iota(n)
-    second = gather(values, place + 1)
-    curve = absolute((values - second) - (second - gather(values, place + 2)))
-    curve = select(place + 2 < n, curve, 0.0)
-    share = cumsum(curve / maximum(reduce_sum(curve), TINY))
-    return _unsorted((share <= scalar(logits, z, "tail_free: z")) | (place == 0), order)
+    """Tail-free sampling of logits f32 [n]: down the sorted probabilities, tokens stay until the absolute second differences, each counted
+    at the middle of its three tokens and divided by their sum, add up to more than z, 0 or more (from 1 on all stay). The first stays."""
+    n = floats(logits, "tail_free", (1,)).shape[0]
+    most = within(logits, z, 0, INF, "tail_free: z")
+    zero, one, place = fixed(logits, 0.0), fixed(logits, 1.0), iota(n)
+    values, order = sort_desc(minimum(maximum(shares(logits), zero), one))
+    before = place - 1  # of the first it wraps: out of range
+    curve = absolute((gather(values, before) - values) - (values - gather(values, place + 1)))
+    curve = select(before < max(n - 2, 0), curve, zero)
+    share = cumsum(curve / maximum(reduce_sum(curve), fixed(logits, TINY)))
+    keep = (share <= select(most < one, most, fixed(logits, INF))) | (place == 0)
+    return _unsorted(keep, order) & (logits >= fixed(logits, NEG_INF))
 
 
 def xtc(logits: Tensor, threshold: Number, probability: Number, state: Tensor) -> Tensor:
-    """Exclude top choices, of logits f32 [n]: with `probability` (one draw of `state` u32[2]), of the tokens of probability `threshold` or
-    more only the least likely stays; the others are untouched."""
-    p = softmax(floats(logits, "xtc", (1,)))
-    above = p >= scalar(logits, threshold, "xtc: threshold")
-    least = reduce_min(select(above, p, INF))
-    struck = rng_uniform(state) < scalar(logits, probability, "xtc: probability")
-    return ~(above & (p > least) & struck)
+    """Exclude top choices, of logits f32 [n]: with `probability`, 0 to 1 (one draw of `state` u32[2]), of the tokens of probability
+    `threshold`, 0 or more, or more only the least likely stays; the others are untouched, and so is a row with a logit of +inf."""
+    floats(logits, "xtc", (1,))
+    least_likely, chance = within(logits, threshold, 0, INF, "xtc: threshold"), within(logits, probability, 0, 1, "xtc: probability")
+    p, none = shares(logits), fixed(logits, INF)
+    least = reduce_min(select(p >= least_likely, p, none))
+    struck = (rng_uniform(state) < chance) & (reduce_max(logits) <= fixed(logits, F32_MAX))
+    return (p < least_likely) | (p <= select(struck, least, none))
 
 
 def nucleus_sample(logits: Tensor, p: Number, state: Tensor) -> Tensor:
-    """i32 sample, one a row, among the tokens that top_p(logits, p) keeps."""
+    """i32 sample, one a row, among the tokens that top_p(logits, p) keeps; p from 0 to 1, state u32[2]."""
+    if not isinstance(state, Tensor) or state.type != ("u32", (2,)):
+        got = show(state.type) if isinstance(state, Tensor) else type(state).__name__
+        raise TraceError(f"nucleus_sample(logits, p, state) takes a state u32[2] last, got {got}; Channel.counter(seed).take() gives one")
     return gumbel_max(masked(logits, top_p(logits, p)), state)
 
 
@@ -135,17 +143,17 @@ def sample(  # noqa: PLR0917
     min_p: Number | None = None,
 ) -> Tensor:  # fmt: skip
     """i32 sample, one a row: temperature first (0 is greedy; so is a Tensor below 1e-30, or of NaN), then top-k, top-p and min-p, each
-    over what the one before left."""
+    over what the one before left. A temperature is a number, a Tensor f32[], or f32[m], one a row of logits [m, n]."""
     floats(logits, "sample")
     if isinstance(temperature, Tensor):
-        temperature = maximum(temperature, COLDEST_SAMPLE)
+        temperature = maximum(scalar(logits, temperature, "sample: temperature"), COLDEST_SAMPLE)
     else:
         number(temperature, "sample: temperature")
         if temperature == 0:
             return reduce_argmax(logits)
         if temperature < COLDEST_SAMPLE:
             raise TraceError(f"sample: temperature is 0 (greedy) or {COLDEST_SAMPLE} or more, got {temperature}")
-    x = logits / finite(logits, temperature, "sample: temperature")
+    x = logits / along(finite(logits, temperature, "sample: temperature"), logits)
     if top_k is not None:
         x = masked(x, top_k_mask(x, top_k))
     if top_p is not None:
@@ -158,14 +166,11 @@ def sample(  # noqa: PLR0917
 _top_p, _min_p = top_p, min_p  # `sample` has parameters of these names
 
 
-def _share(logits: Tensor, value: Number, what: str) -> Tensor:
-    """A number from 0 to 1 as f32; a Tensor is cut off at 1."""
-    if isinstance(value, Tensor):
-        return minimum(value, 1.0)
-    number(value, what)
-    if not 0 <= value <= 1:
-        raise TraceError(f"{what} lies between 0 and 1, got {value}")
-    return scalar(logits, value, what)
+def _at_least(logits: Tensor, bound: Tensor) -> Tensor:
+    """Tokens of a probability of `bound` (one, or one a row) or more, and the likeliest: the bound ends a rounding below its own."""
+    best, _, _, weights, total = weigh(logits)
+    least = select(best < fixed(logits, -F32_MAX), fixed(logits, 0.0), fixed(logits, 1.0 - 2.0**-20) / total)
+    return weights / along(total, logits) >= along(minimum(least, bound), logits)
 
 
 def _likeliest(logits: Tensor) -> Tensor:

@@ -1,23 +1,30 @@
-"""Distributions over the last axis of logits f32 [n] or [m, n]: softmax, entropy, sampling by Gumbel noise; the base of the library."""
+"""Distributions over the last axis of logits f32 [n] or [m, n]: softmax, entropy, sampling by Gumbel noise; the base of the library.
+
+Of rows that hold more than finite numbers: a logit of +inf is certain, beside it nothing else comes; a NaN is no token, the others share as
+if it were not there; of a row of -inf throughout nothing comes. `weigh` and `shares` get there by what they do to one number a row, so that
+no filter pays for it.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from pie_core.eta.advice import operand_advice
+from pie_core.eta.dtypes import F32_MAX, f32_bits
 from pie_core.eta.errors import TraceError
 from pie_core.eta.functions import TABLE_FUNCTIONS, broadcast, iota, rng_gumbel, rng_normal, rng_uniform
 from pie_core.eta.rules import show
 from pie_core.eta.tensor import Scalar, Tensor
 from pie_core.eta.trace import active_trace
 
-exp, log, sqrt, maximum, select, reduce_sum, reduce_max, reduce_argmax = (
-    TABLE_FUNCTIONS[name] for name in ("exp", "log", "sqrt", "maximum", "select", "reduce_sum", "reduce_max", "reduce_argmax")
+exp, log, sqrt, absolute, maximum, minimum, select, reduce_sum, reduce_max, reduce_argmax = (
+    TABLE_FUNCTIONS[name]
+    for name in ("exp", "log", "sqrt", "absolute", "maximum", "minimum", "select", "reduce_sum", "reduce_max", "reduce_argmax")
 )
 
-TINY = 2.0**-126  # floor of a probability before its logarithm
-NEG_INF = float("-inf")
+TINY = 2.0**-126  # floor of what is divided by or has its logarithm taken
+INF, NEG_INF = float("inf"), float("-inf")
 
 
 def floats(x: Any, what: str, ranks: tuple[int, ...] = (1, 2)) -> Tensor:
@@ -36,10 +43,18 @@ def number(value: Any, what: str) -> None:
         raise TraceError(f"{what} is a number or a Tensor of f32, got {got}{operand_advice(value)}")
 
 
+def _cast(value: Tensor) -> str:
+    return "; cast(x, 'f32') first" if value.dtype != "f32" and not value.shape else ""
+
+
 def scalar(like: Tensor, value: Scalar | Tensor, what: str) -> Tensor:
-    """A number as an f32 value of the trace of `like`; a Tensor as it is. Raises TraceError naming `what` for a NaN and for what is no
-    number."""
+    """A number as an f32 value of the trace of `like`; a Tensor, f32 and one number or one a row of `like`, as it is. Raises TraceError
+    naming `what` for a NaN, for what is no number, and for Tensors of another type."""
     if isinstance(value, Tensor):
+        rows = like.shape[:-1]
+        if value.dtype != "f32" or value.shape not in ((), rows):
+            several = f", or f32{list(rows)}, one a row" if rows else ""
+            raise TraceError(f"{what} is a number or a Tensor f32[]{several}, got {show(value.type)}{_cast(value)}")
         return value
     number(value, what)
     if isinstance(value, float) and math.isnan(value):
@@ -54,24 +69,70 @@ def finite(like: Tensor, value: Scalar | Tensor, what: str) -> Tensor:
     return scalar(like, value, what)
 
 
+def within(like: Tensor, value: Scalar | Tensor, low: float, high: float, what: str) -> Tensor:
+    """As `scalar`, for a number from `low` to `high` (inf: no bound). A Tensor is cut off there, and a NaN in it is `high`."""
+    if isinstance(value, Tensor):
+        value = scalar(like, value, what)
+        return maximum(minimum(value, fixed(like, high)), fixed(like, low))
+    number(value, what)
+    if not low <= value <= high:
+        bounds = f"lies between {low:g} and {high:g}" if high < INF else f"is {low:g} or more"
+        raise TraceError(f"{what} {bounds}, got {value}")
+    return scalar(like, value, what)
+
+
+def fixed(like: Tensor, value: float) -> Tensor:
+    """A number that belongs to an expansion: the same value each time, so that what two functions compute of a row is computed once."""
+    return like.trace.add("const", (), {"bits": f32_bits(value)}, ("f32", ()))
+
+
 def along(value: Tensor, x: Tensor) -> Tensor:
     """One value a row of x, over x's shape."""
     return broadcast(value, x.shape) if value.shape else value
 
 
+class Weights(NamedTuple):
+    """`best`: the largest logit of each row, -inf where there is none; `shift`: the finite number next to it. `shifted`: logits less that,
+    +inf for a logit of +inf. `weights`: e to that. `total`: the sum of a row's, 1 or more: 1 where a weight is infinite, and where there
+    is none."""
+
+    best: Tensor
+    shift: Tensor
+    shifted: Tensor
+    weights: Tensor
+    total: Tensor
+
+
+def weigh(logits: Tensor) -> Weights:
+    """What softmax and the filters are made of. NaN stay NaN; the total leaves them out."""
+    best = reduce_max(logits)
+    shift = minimum(maximum(best, fixed(logits, -F32_MAX)), fixed(logits, F32_MAX))  # inf - inf would be NaN
+    shifted = logits - along(shift, logits)
+    weights = exp(shifted)
+    one, total = fixed(logits, 1.0), reduce_sum(maximum(weights, fixed(logits, 0.0)))
+    return Weights(best, shift, shifted, weights, select(total <= fixed(logits, F32_MAX), maximum(total, one), one))
+
+
+def shares(logits: Tensor) -> Tensor:
+    """softmax, but +inf where a logit is +inf: above any threshold and any mass, as the filters want it."""
+    _, _, _, weights, total = weigh(logits)
+    return weights / along(total, logits)
+
+
 def softmax(logits: Tensor) -> Tensor:
-    """Probabilities of logits f32 [n] or [m, n], along the last axis: exp(x - max) / sum. A row with +inf, and one of -inf throughout, has
-    none: it is NaN. To force a token, give all others -inf."""
-    floats(logits, "softmax")
-    weights = exp(logits - along(reduce_max(logits), logits))
-    return weights / along(reduce_sum(weights), logits)
+    """Probabilities of logits f32 [n] or [m, n], along the last axis: exp(x - max) / sum. A logit of +inf has 1 (each of several), all
+    others of its row 0; a row of -inf throughout has 0 everywhere; a NaN stays one, and the others share as if it were not there."""
+    p, one = shares(floats(logits, "softmax")), fixed(logits, 1.0)
+    return select(p > one, one, p)
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """Log-probabilities of logits f32 [n] or [m, n], along the last axis: x - max - ln sum exp(x - max)."""
-    floats(logits, "log_softmax")
-    shifted = logits - along(reduce_max(logits), logits)
-    return shifted - along(log(reduce_sum(exp(shifted))), logits)
+    """Log-probabilities of logits f32 [n] or [m, n], along the last axis: x - max - ln sum exp(x - max); the logarithm of what softmax says
+    of infinities and NaN."""
+    best, _, _, _, total = weigh(floats(logits, "log_softmax"))
+    spread, none = log(total), fixed(logits, NEG_INF)
+    top = select(best > none, -spread, none)
+    return select(logits == along(best, logits), along(top, logits), logits - along(best, logits) - along(spread, logits))
 
 
 def l2norm(x: Tensor, eps: Scalar = 1e-12) -> Tensor:
@@ -93,15 +154,16 @@ def masked_argmax(logits: Tensor, mask: Tensor) -> Tensor:
 
 def gumbel_max(logits: Tensor, state: Tensor) -> Tensor:
     """i32 sample from softmax(logits), one a row: argmax(logits + Gumbel noise of `state`). Divide the logits by the temperature first.
-    A NaN is never drawn; a row of nothing but NaN (a temperature that only the device knows) or of -inf throughout (a mask without a true)
-    gives 0, and no error: reduce_max(logits), -inf then, tells. Of several +inf the first is drawn."""
+    +inf is drawn for certain, of several the first, and a NaN never. A row of nothing but NaN (a temperature that only the device knows),
+    or of -inf throughout (a mask without a true), gives 0, and no error: reduce_max(logits), -inf then, tells."""
     return reduce_argmax(floats(logits, "gumbel_max") + rng_gumbel(state, logits.shape))
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Entropy in nats of softmax(logits), f32, one a row; probabilities are floored at 2^-126 inside the logarithm."""
-    p = softmax(floats(logits, "entropy"))
-    return -reduce_sum(p * log(maximum(p, TINY)))
+    """Entropy in nats of softmax(logits), f32, one a row, 0 or more. It is 0 where a logit is +inf, and of a row of -inf throughout; a NaN
+    counts for nothing."""
+    p = shares(floats(logits, "entropy"))
+    return absolute(reduce_sum(minimum(p * log(p), fixed(logits, 0.0))))  # the minimum takes 0 for 0 * -inf, and for NaN
 
 
 def uniform(state: Tensor, *shape: int) -> Tensor:

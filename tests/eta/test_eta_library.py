@@ -68,11 +68,10 @@ def typical(mass: float) -> Any:
 
 def tail_free(z: float) -> Any:
     order = np.argsort(-P, kind="stable")
-    curve = np.abs(np.diff(P[order], n=2))
+    curve = np.abs(np.diff(P[order], n=2))  # of tokens i, i + 1 and i + 2: that of i + 1
     total = np.cumsum(curve / curve.sum())
-    cut = next((i for i in range(1, len(total)) if total[i] > z), VOCAB)
     keep = np.zeros(VOCAB, bool)
-    keep[order[:cut]] = True
+    keep[order[: 1 + int((total <= z).sum())]] = True
     return keep
 
 
@@ -333,16 +332,16 @@ REFUSED = [
     (lambda: F["mirostat"](row(), row()[0], F["iota"](2), tau=NAN), "mirostat: tau is a finite number, got nan"),
     (lambda: F["mirostat"](row(), row()[0], F["iota"](2), eta=-INF), "mirostat: eta is a finite number, got -inf"),
     (lambda: F["top_p"](row(), NAN), "top_p: p lies between 0 and 1, got nan"),
-    (lambda: F["epsilon_cutoff"](row(), NAN), "epsilon_cutoff: epsilon is a number, got nan"),
-    (lambda: F["eta_cutoff"](row(), NAN), "eta_cutoff: epsilon is a number, got nan"),
-    (lambda: F["typical"](row(), NAN), "typical: mass is a number, got nan"),
-    (lambda: F["tail_free"](row(), NAN), "tail_free: z is a number, got nan"),
-    (lambda: F["xtc"](row(), NAN, 0.5, F["iota"](2)), "xtc: threshold is a number, got nan"),
-    (lambda: F["xtc"](row(), 0.5, NAN, F["iota"](2)), "xtc: probability is a number, got nan"),
-    (lambda: F["repetition_penalty"](row(), F["iota"](VOCAB), NAN), "repetition_penalty: penalty is a number, got nan"),
+    (lambda: F["epsilon_cutoff"](row(), NAN), "epsilon_cutoff: epsilon lies between 0 and 1, got nan"),
+    (lambda: F["eta_cutoff"](row(), NAN), "eta_cutoff: epsilon lies between 0 and 1, got nan"),
+    (lambda: F["typical"](row(), NAN), "typical: mass is 0 or more, got nan"),
+    (lambda: F["tail_free"](row(), NAN), "tail_free: z is 0 or more, got nan"),
+    (lambda: F["xtc"](row(), NAN, 0.5, F["iota"](2)), "xtc: threshold is 0 or more, got nan"),
+    (lambda: F["xtc"](row(), 0.5, NAN, F["iota"](2)), "xtc: probability lies between 0 and 1, got nan"),
+    (lambda: F["repetition_penalty"](row(), F["iota"](VOCAB), NAN), "repetition_penalty: penalty is a finite number, got nan"),
     (lambda: F["repetition_penalty"](row(), F["iota"](VOCAB), 0.0), "repetition_penalty: penalty is over 0"),
     (lambda: F["presence_penalty"](row(), F["iota"](VOCAB), NAN), "presence_penalty: penalty is a number, got nan"),
-    (lambda: F["frequency_penalty"](row(), F["iota"](VOCAB), NAN), "frequency_penalty: penalty is a number, got nan"),
+    (lambda: F["frequency_penalty"](row(), F["iota"](VOCAB), NAN), "frequency_penalty: penalty is a finite number, got nan"),
     (lambda: F["l2norm"](row(), NAN), "l2norm: eps is a number, got nan"),
     (lambda: F["entropy_temperature"](row(), 1.0, 1.0, 2.0), "base lies between 0 and 1"),
     (lambda: F["dry"](row(), F["iota"](5)), r"dry takes the history as i32 \[m\], got u32\[5\]"),
