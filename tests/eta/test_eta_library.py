@@ -359,6 +359,46 @@ REFUSED = [
     (lambda: F["rng_state"](row(), 3), r"rng_state takes two u32 scalars, got f32\[300\]"),
     (lambda: F["rng_state"](-1, 3), "constant -1 does not fit u32"),
     (lambda: F["softmax"]([1.0]), "softmax takes a Tensor, got list"),
+    (lambda: F["top_p"](row(), "0.9"), "top_p: p is a number or a Tensor of f32, got str"),
+    (lambda: F["top_p"](row(), F["iota"](2)), r"top_p: p is a number or a Tensor f32\[\], got u32\[2\]"),
+    (lambda: F["min_p"](row(), row()), r"min_p: p is a number or a Tensor f32\[\], got f32\[300\]"),
+    (lambda: F["min_p"](row(), F["constant"](1, "i32")), r"min_p: p is .* got i32\[\]; cast\(x, 'f32'\) first"),
+    (lambda: F["min_p"](intrinsics.outputs(), row()), r"a Tensor f32\[\], or f32\[3\], one a row, got f32\[300\]"),
+    (lambda: F["epsilon_cutoff"](row(), 2), "epsilon_cutoff: epsilon lies between 0 and 1, got 2"),
+    (lambda: F["epsilon_cutoff"](row(), -0.1), "epsilon_cutoff: epsilon lies between 0 and 1, got -0.1"),
+    (lambda: F["eta_cutoff"](row(), 1.1), "eta_cutoff: epsilon lies between 0 and 1, got 1.1"),
+    (lambda: F["eta_cutoff"](row(), -1), "eta_cutoff: epsilon lies between 0 and 1, got -1"),
+    (lambda: F["typical"](row(), -0.5), "typical: mass is 0 or more, got -0.5"),
+    (lambda: F["tail_free"](row(), -1), "tail_free: z is 0 or more, got -1"),
+    (lambda: F["xtc"](row(), -0.1, 0.5, F["iota"](2)), "xtc: threshold is 0 or more, got -0.1"),
+    (lambda: F["xtc"](row(), 0.1, 2.0, F["iota"](2)), "xtc: probability lies between 0 and 1, got 2.0"),
+    (lambda: F["xtc"](row(), 0.1, -1, F["iota"](2)), "xtc: probability lies between 0 and 1, got -1"),
+    (lambda: F["nucleus_sample"](row(), F["iota"](2), 0.9), r"nucleus_sample\(logits, p, state\) takes a state u32\[2\] last, got float"),
+    (lambda: F["nucleus_sample"](row(), 0.9, row()), r"takes a state u32\[2\] last, got f32\[300\]"),
+    (lambda: F["sample"](row(), F["iota"](2), row()), r"sample: temperature is a number or a Tensor f32\[\], got f32\[300\]"),
+    (lambda: F["sample"](row(), F["iota"](2), "1"), "sample: temperature is a number or a Tensor of f32, got str"),
+    (lambda: F["sample"](row(), F["iota"](2), None), "sample: temperature is a number or a Tensor of f32, got nothing"),
+    (lambda: F["mirostat"](row(), NAN, F["iota"](2)), "mirostat: mu is a finite number, got nan"),
+    (lambda: F["mirostat"](row(), row(), F["iota"](2)), r"mirostat: mu is a number or a Tensor f32\[\], got f32\[300\]"),
+    (lambda: F["mirostat"](row(), 6.0, F["iota"](2), -1), "mirostat: tau is 0 or more, got -1"),
+    (lambda: F["mirostat"](row(), 6.0, F["iota"](2), 5.0, -0.1), "mirostat: eta is 0 or more, got -0.1"),
+    (lambda: F["repetition_penalty"](row(), F["iota"](VOCAB), -1.2), "repetition_penalty: penalty is over 0 .* got -1.2"),
+    (
+        lambda: F["repetition_penalty"](row(), F["iota"](5), 1.2),
+        r"repetition_penalty takes counts of the logits' shape \[300\], got u32\[5\]",
+    ),
+    (lambda: F["frequency_penalty"](row(), [1, 2], 1.0), "frequency_penalty takes counts .* got list; token_counts"),
+    (lambda: F["presence_penalty"](row(), None, 1.0), "presence_penalty takes counts .* got NoneType"),
+    (lambda: F["token_counts"](VOCAB, F["iota"](5)), r"token_counts\(ids, n\) takes ids .* got int 300 and u32\[5\]"),
+    (lambda: F["token_counts"](F["iota"](5), 0), r"token_counts\(ids, n\) takes ids .* got u32\[5\] and int 0"),
+    (lambda: F["token_counts"]([1, 2], 5), r"got list \[1, 2\] and int 5; values enter through Channel.of"),
+    (lambda: F["sliding_mask"](F["iota"](3), F["iota"](3), 0), r"sliding_mask: window is an int of 1 or more, or a Tensor u32\[\], got 0"),
+    (lambda: F["sink_mask"](F["iota"](3), F["iota"](3), 2.0, 1), "sink_mask: window is an int of 1 or more, .* got 2.0"),
+    (lambda: F["sink_mask"](F["iota"](3), F["iota"](3), 2, -1), "sink_mask: sinks is an int of 0 or more, .* got -1"),
+    (lambda: F["entropy_temperature"](row(), 1.0, 1.0, "a"), "entropy_temperature: base is a number .* got str"),
+    (lambda: F["entropy_temperature"](row(), 1.0, 1.0, row()[0]), "entropy_temperature: base is a Python number, got a Tensor"),
+    (lambda: F["iota"](F["reduce_argmax"](row())), "iota: shapes are fixed while a program is traced"),
+    (lambda: F["gather"](row(), [1, 2]), r"values enter through Channel.of\(values\) and .take\(\)"),
     (lambda: F["masked"](row(), row() > 0.0) + F["masked"](row(), row()), "select takes a bool condition"),
 ]
 
@@ -380,6 +420,23 @@ def test_what_a_row_of_nan_or_nothing_gives(cells: tuple[float, ...], token: int
     """As the reference says: no error, and the lowest index of the largest that is no NaN."""
     row = np.array(cells, np.float32)
     assert run(lambda x, s: (F["gumbel_max"](x * 1e6, s), F["reduce_argmax"](x)), cells=[row, STATE]) == [token, token]
+
+
+def test_a_temperature_a_row() -> None:
+    (tokens,) = run(lambda t, s: F["sample"](intrinsics.outputs(), s, t), cells=[np.array([1e-30, 1e-30, 1e-30], np.float32), STATE])
+    np.testing.assert_array_equal(tokens, ROWS.argmax(-1))
+
+
+def test_what_two_functions_compute_of_a_row_is_computed_once() -> None:
+    program = trace_epilogue(lambda: (F["softmax"](row()), F["entropy"](row()), F["top_p"](row(), 0.9)), Model(VOCAB, 8)).program
+    names = [node.name for node in program.ops]
+    assert names.count("exp") == 1 and names.count("reduce_max") == 1 and names.count("reduce_sum") == 2
+
+
+def test_penalties_take_flags() -> None:
+    got = run(lambda c: (F["presence_penalty"](row(), c, 1), F["repetition_penalty"](row(), c, 1.3)), cells=[SEEN])
+    for mask, want in zip(got, (OVER_COUNTS[1][2], OVER_COUNTS[0][2]), strict=True):
+        np.testing.assert_allclose(mask, want, rtol=1e-6, atol=1e-6)
 
 
 def test_tensors_as_arguments() -> None:
