@@ -40,9 +40,10 @@ def to_word(value: object, dtype: str) -> int:
     """The 32-bit word of a Python scalar as `dtype`. Raises TraceError when the value cannot be that dtype exactly in kind or range."""
     if dtype == "f32":
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            if isinstance(value, int) and abs(value) >= 1 << 128:
-                return f32_bits(math.inf if value > 0 else -math.inf)
-            return f32_bits(float(value))
+            word = f32_bits(math.inf if isinstance(value, int) and abs(value) >= 1 << 128 else value)
+            if not is_finite_bits(word) and (isinstance(value, int) or math.isfinite(value)):
+                raise TraceError(f"constant {value!r:.40} does not fit f32, whose largest number is 3.4028235e38; float('inf') is infinity")
+            return word
     elif dtype == "bool":
         if isinstance(value, bool):
             return int(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,8 +70,12 @@ def broadcast(x: Tensor | Scalar, shape: int | Sequence[int]) -> Tensor:
 
 
 def reshape(x: Tensor, shape: int | Sequence[int]) -> Tensor:
-    """The same elements in another shape, in row-major order."""
-    _only(x, "reshape")
+    """The same elements in another shape, in row-major order; one extent may be -1, which is what the others leave."""
+    x = _only(x, "reshape")
+    given = (shape,) if isinstance(shape, int) else shape
+    if isinstance(given, (tuple, list)) and [d for d in given if type(d) is int and d == -1] == [-1]:
+        others = math.prod(d for d in given if type(d) is int and d > 0)
+        shape = [max(elements(x.shape) // others, 1) if type(d) is int and d == -1 else d for d in given]
     return x.trace.add("reshape", (x,), NO_ATTRS, (x.dtype, _shape(shape, "reshape")))
 
 

@@ -1,8 +1,7 @@
 """Distributions over the last axis of logits f32 [n] or [m, n]: softmax, entropy, sampling by Gumbel noise; the base of the library.
 
-Of rows that hold more than finite numbers: a logit of +inf is certain, beside it nothing else comes; a NaN is no token, the others share as
-if it were not there; of a row of -inf throughout nothing comes. `weigh` and `shares` get there by what they do to one number a row, so that
-no filter pays for it.
+A logit of +inf is certain: beside it nothing else comes. A NaN is no token, the others share as if it were not there. Of a row of -inf
+throughout nothing comes.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ class Weights(NamedTuple):
 
 
 def weigh(logits: Tensor) -> Weights:
-    """What softmax and the filters are made of. NaN stay NaN; the total leaves them out."""
+    """What softmax and the filters are made of. NaN stay NaN; the total leaves them out. Infinities cost work on one number a row alone."""
     best = reduce_max(logits)
     shift = minimum(maximum(best, fixed(logits, -F32_MAX)), fixed(logits, F32_MAX))  # inf - inf would be NaN
     shifted = logits - along(shift, logits)

@@ -22,7 +22,7 @@ def test_nan_and_back() -> None:
     assert f32_bits(math.nan) == 0x7FC00000 and math.isnan(bits_f32(0x7FC00000)) and not is_finite_bits(0x7FC00000)
     assert from_word(to_word(-5, "i32"), "i32") == -5 and from_word(0xFFFFFFFF, "u32") == 0xFFFFFFFF
     assert from_word(to_word(True, "bool"), "bool") is True and from_word(to_word(0.5, "f32"), "f32") == 0.5
-    assert to_word(10**400, "f32") == 0x7F800000 and to_word(-(10**400), "f32") == 0xFF800000
+    assert to_word(math.inf, "f32") == 0x7F800000 and to_word(-math.inf, "f32") == 0xFF800000
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,9 @@ def test_nan_and_back() -> None:
         (1, "bool", "int constant"),
         ("1", "f32", "str constant"),
         (None, "u32", "NoneType constant"),
+        (1e40, "f32", r"constant 1e\+40 does not fit f32, whose largest number is 3.4028235e38"),
+        (-3.4028236e38, "f32", r"does not fit f32, .* float\('inf'\) is infinity"),
+        (10**400, "f32", "constant 1000000000000000000000000000000000000000 does not fit f32"),
     ],
 )
 def test_wrong_kinds_are_refused(value: object, dtype: str, message: str) -> None:

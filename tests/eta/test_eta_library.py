@@ -397,6 +397,9 @@ REFUSED = [
     (lambda: F["sink_mask"](F["iota"](3), F["iota"](3), 2, -1), "sink_mask: sinks is an int of 0 or more, .* got -1"),
     (lambda: F["entropy_temperature"](row(), 1.0, 1.0, "a"), "entropy_temperature: base is a number .* got str"),
     (lambda: F["entropy_temperature"](row(), 1.0, 1.0, row()[0]), "entropy_temperature: base is a Python number, got a Tensor"),
+    (lambda: row() / 1e40, r"div: constant 1e\+40 does not fit f32"),
+    (lambda: F["reshape"](row(), (-1, -1)), r"reshape: a shape has at most 4 extents of 1 or more .* got \(-1, -1\)"),
+    (lambda: F["reshape"](row(), (7, -1)), r"reshape .*\[300\].*\[7, 42\]"),
     (lambda: F["iota"](F["reduce_argmax"](row())), "iota: shapes are fixed while a program is traced"),
     (lambda: F["gather"](row(), [1, 2]), r"values enter through Channel.of\(values\) and .take\(\)"),
     (lambda: F["masked"](row(), row() > 0.0) + F["masked"](row(), row()), "select takes a bool condition"),
@@ -431,6 +434,12 @@ def test_what_two_functions_compute_of_a_row_is_computed_once() -> None:
     program = trace_epilogue(lambda: (F["softmax"](row()), F["entropy"](row()), F["top_p"](row(), 0.9)), Model(VOCAB, 8)).program
     names = [node.name for node in program.ops]
     assert names.count("exp") == 1 and names.count("reduce_max") == 1 and names.count("reduce_sum") == 2
+
+
+def test_one_extent_of_a_shape_may_be_left_open() -> None:
+    got = run(lambda: (F["reshape"](row(), (-1, 100)), F["reshape"](intrinsics.outputs(), -1), F["reshape"](row(), [3, -1, 10])))
+    assert [x.shape for x in got] == [(3, 100), (3 * VOCAB,), (3, 10, 10)]
+    np.testing.assert_array_equal(got[1], ROWS.ravel())
 
 
 def test_penalties_take_flags() -> None:
