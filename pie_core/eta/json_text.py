@@ -22,27 +22,27 @@ class TooLarge(ValueError):
     """A text holds more values than its reader takes, or longer numbers."""
 
 
-def loads(text: str, *, unique: bool = False, values: int | None = None) -> Any:
-    """The value. `unique` refuses an object that names a key twice. `values` is the most that a text of someone unknown may hold: lists,
-    objects and keys count two, everything else one. Raises TooLarge over it, before a value is made, since a megabyte of text can become
-    a hundred of objects; ValueError for broken text; for NaN, infinities and numbers too large, which are no JSON; for lone surrogates,
-    which no UTF-8 can carry on; and over MAX_NESTING: in a browser deep recursion is no exception but the end of the interpreter, and
-    with it of every other inferlet."""
+def loads(text: str, *, unique: bool = False, values: int | None = None, lists: int | None = None) -> Any:
+    """The value. `unique` refuses an object that names a key twice. `values` is the most that a text of someone unknown may hold, where
+    lists, objects and keys count two and everything else one, and `lists` the most lists and objects. Raises TooLarge over them, before
+    anything is built, since a megabyte of text can become a hundred of objects; ValueError for broken text; for NaN, infinities and
+    numbers too large, which are no JSON; for lone surrogates, which no UTF-8 can carry on; and over MAX_NESTING: in a browser deep
+    recursion is no exception but the end of the interpreter, and with it of every other inferlet."""
     brackets = text.count("[") + text.count("{")
     if brackets > MAX_NESTING or (values is not None and len(text) > min(values, _LONG)):
-        _measure(text, brackets, values)
+        _measure(text, brackets, values, brackets if lists is None else lists)
     value = (_decode_unique if unique else _decode)(text)
     if "\\u" in text and _SURROGATE.search(text):
         _check_text(value)
     return value
 
 
-def _measure(text: str, brackets: int, values: int | None) -> None:
+def _measure(text: str, brackets: int, values: int | None, lists: int) -> None:
     """Raises for a text that nests too deeply or holds too much. Counts everything first; where that is too much, only what is outside
     of strings, window by window, up to the first fault. One pass: neither quotes, escapes nor an end that is missing make it slower."""
     if values is not None and brackets <= MAX_NESTING and len(text) <= _LONG and _marks(text) <= values:
         return
-    at = depth = seen = digits = 0
+    at = depth = seen = listed = digits = 0
     inside = False  # a string
     while at < len(text):
         window = text[at : at + _WINDOW]
@@ -63,6 +63,9 @@ def _measure(text: str, brackets: int, values: int | None) -> None:
         if values is not None:
             seen += _marks(plain)
             digits += len(ascii.translate(None, _NO_DIGITS))
+            listed += plain.count("[") + plain.count("{")
+            if listed > lists:
+                raise TooLarge(f"it holds more than {lists} lists and objects")
             if seen > values:
                 raise TooLarge(f"it holds more than {values} values, where a list, an object and a key count two")
             if digits > _DIGITS * seen + _LONG:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-_CLOSING = {list: "]", dict: "}"}
+_CLOSING: dict[type, str] = {list: "]", dict: "}"}
 
 
 def brief(value: object, most: int = 60) -> str:

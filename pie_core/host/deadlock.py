@@ -30,7 +30,6 @@ def blocked(instance: Instance) -> str | None:
     return "a pass waits for a working set that is not there yet" if entries else None
 
 
-def deadlock(awaited: str, instance: Instance) -> Deadlock:
-    """The error of who awaits `awaited` although it cannot come."""
-    why = blocked(instance)
+def deadlock(awaited: str, why: str | None) -> Deadlock:
+    """The error of who awaits `awaited` although it cannot come. `why`: what `blocked` says."""
     return Deadlock(f"{awaited} cannot come: {why or 'no pass, message or timer will bring it'}")

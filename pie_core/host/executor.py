@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from pie_core.engine.forward import Pass, PassSpec
 from pie_core.engine.instance import Instance
 from pie_core.engine.values import Value
 from pie_core.engine.working_set import EDIT, WorkingSet
-from pie_core.host.deadlock import NOBODY_SENDS, Deadlock, deadlock
+from pie_core.host.deadlock import NOBODY_SENDS, Deadlock, blocked, deadlock
 from pie_core.host.handles import Handles
 from pie_core.host.ops import OPS, Payload
 from pie_core.host.port import GuestPort
@@ -60,7 +60,7 @@ class Executor:
         self._settled: set[int] = set()  # ids of the events that were not taken yet
         self._awaited: dict[int, str] = {}  # what futures in flight, other than outputs, bring
         self._timers: dict[int, asyncio.TimerHandle] = {}
-        self._receivers: deque[int] = deque()
+        self._receivers: OrderedDict[int, None] = OrderedDict()  # in the order of their calls
         self.inbox: deque[str] = deque()
         self._closed = False
         self.behind = False  # posts wait for a later turn of the loop
@@ -125,6 +125,14 @@ class Executor:
             _logger.exception("a posted op failed")
             posts.clear()
 
+    def in_flight(self, named: set[int]) -> set[int]:
+        """Of the futures that the guest says it waits for those that there are, or that settled and are not told yet: what it makes up
+        would be looked for at each event."""
+        if len(named) == 1:
+            return named
+        outstanding, settled = self._port.table.outstanding, self._settled
+        return {future for future in named if future in settled or outstanding(future)}
+
     def has_any(self, awaited: set[int]) -> bool:
         """Whether an awaited future has settled."""
         return not self._settled.isdisjoint(awaited)
@@ -135,12 +143,13 @@ class Executor:
         that may also bring their values. False when nothing that is awaited is in flight."""
         outstanding = self._port.table.outstanding
         told = [future for future in self._receivers if future in awaited] or sorted(filter(outstanding, awaited))
+        why = blocked(self._instance)
         for future in told:
             if future in self._receivers:
                 error = Deadlock(NOBODY_SENDS)
             else:
                 awaited_text = "the output of a pass" if future in self._outputs else self._awaited.get(future, "what is awaited")
-                error = deadlock(awaited_text, self._instance)
+                error = deadlock(awaited_text, why)
             self._events.append(rejected(future, error))
             self._settled.add(future)
         return bool(told)
@@ -167,7 +176,7 @@ class Executor:
         """JSON text of a value of the client."""
         if self._receivers:
             self._port.settled_futures += 1
-            self._resolve(self._receivers.popleft(), value)
+            self._resolve(self._receivers.popitem(last=False)[0], value)
         else:
             self.inbox.append(value)
 
@@ -441,7 +450,7 @@ class Executor:
         self._timers[future] = asyncio.get_running_loop().call_later(p["ms"] / 1000, wake)
 
     def _receive(self, p: Payload) -> None:
-        self._receivers.append(p["f"])
+        self._receivers[p["f"]] = None
         if self.inbox:
             self.deliver(self.inbox.popleft())
 

@@ -158,18 +158,20 @@ _shape = _numbers(4, 1 << 20)
 
 
 class Size(NamedTuple):
-    """What the payload of an op may be at most, so that one that is refused costs little: `chars` characters, and `values` as
-    `json_text.loads` counts them."""
+    """What the payload of an op may be at most, so that one that is refused costs little: `chars` characters, and `values` and `lists`
+    as `json_text.loads` counts them."""
 
     chars: int
     values: int
+    lists: int
 
 
-SMALL = Size(1 << 16, 1 << 12)
-_TEXT = Size(6 * MAX_TEXT + SMALL.chars, 1 << 12)  # each character may be written as an escape
-_LONG_TEXT = Size(MAX_CALL, 1 << 12)
-_NUMBERS = Size(MAX_CALL, MAX_IDS + SMALL.values)
-_CONVERSATION = Size(MAX_CALL, 1 << 18)
+SMALL = Size(1 << 16, 1 << 12, 1 << 10)
+_TEXT = Size(6 * MAX_TEXT + SMALL.chars, SMALL.values, SMALL.lists)  # each character may be written as an escape
+_LONG_TEXT = Size(MAX_CALL, SMALL.values, SMALL.lists)
+_NUMBERS = Size(MAX_CALL, MAX_IDS + SMALL.values, SMALL.lists)
+_PASS = _NUMBERS._replace(values=MAX_IDS + (1 << 17), lists=1 << 15)  # a mask has a row for each token
+_CONVERSATION = Size(MAX_CALL, 1 << 18, 1 << 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +214,7 @@ _op("ws.drop", "posted", {"ws": _id}, "Free it, after the passes submitted so fa
 _op("ws.fork", "posted", {"ws": _id, "of": _id, "pipe": _maybe(_id), "buffer": _flag}, "A new working set that shares the prefix of `of`.",
     pipe=None, buffer=False)  # fmt: skip
 _op("ws.commit", "posted", {"ws": _id, "n": _commit}, "Freeze the first n buffered tokens, or a path of indices and drop the others.",
-    Size(1 << 20, MAX_PATH + SMALL.values))  # fmt: skip
+    Size(1 << 20, MAX_PATH + SMALL.values, SMALL.lists))  # fmt: skip
 _op("ws.discard", "posted", {"ws": _id, "n": _maybe(_count)}, "Drop the last n buffered tokens, or all of them.")
 _op("ws.truncate", "posted", {"ws": _id, "n": _count}, "Cut back to n tokens.")
 _op("pipe.new", "posted", {"pipe": _id}, "A pipeline.")
@@ -227,9 +229,9 @@ _op("ch.drop", "posted", {"ch": _id}, "No more uses; its cells are free when wha
 _op("program", "posted", {"prog": _id, "text": _text(1 << 18)}, "A tensor program by its canonical text.", _TEXT)
 _op("program.drop", "posted", {"prog": _id}, "No more submits of it.")
 _op("submit", "posted", {"pipe": _id, "tokens": _tokens, "ws": _ids, "geo": _geometry, "reads": _maybe(_reads), "prog": _maybe(_id),
-    "params": _words, "chans": _numbers(MAX_CHANNELS, MAX_ID), "outs": _numbers(MAX_OUTS, MAX_ID)}, "A forward pass.", _NUMBERS,
+    "params": _words, "chans": _numbers(MAX_CHANNELS, MAX_ID), "outs": _numbers(MAX_OUTS, MAX_ID)}, "A forward pass.", _PASS,
     reads=None, prog=None, params=[], chans=[], outs=[])  # fmt: skip
-_op("send", "posted", {"value": _anything}, "Stream a value to the client.", Size(MAX_CALL, 1 << 19))
+_op("send", "posted", {"value": _anything}, "Stream a value to the client.", Size(MAX_CALL, 1 << 19, 1 << 17))
 
 _op("ch.take", "future", {"ch": _id, "f": _id}, "The next value of a channel, removed.")
 _op("ch.read", "future", {"ch": _id, "f": _id}, "The next value of a channel, left in place.")
@@ -251,7 +253,7 @@ def parse(name: str, payload: str) -> Payload:
     if len(payload) > op.size.chars:
         raise Refusal("UsageError", f"{name}: the payload has {len(payload)} characters, of this op at most {op.size.chars} are taken")
     try:
-        fields = loads(payload, values=op.size.values) if payload else {}
+        fields = loads(payload, values=op.size.values, lists=op.size.lists) if payload else {}
     except TooLarge as error:
         raise Refusal("UsageError", f"{name}: the payload is too large: {error}") from None
     except (ValueError, RecursionError) as error:

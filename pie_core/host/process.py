@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -13,17 +12,16 @@ from typing import Any, Protocol
 from pie_core.device.protocol import PAGE_TOKENS
 from pie_core.engine.instance import InstanceLimits
 from pie_core.engine.loop import Engine
-from pie_core.eta.json_text import loads
+from pie_core.host.answer import Answer, InferletFailed, read_answer
 from pie_core.host.budget import Budget
 from pie_core.host.executor import Executor
 from pie_core.host.port import GuestPort
 from pie_core.host.services import LogSink, Services
 
+__all__ = ["Guest", "InferletFailed", "Process"]
+
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 ARENA_SHARE = 4  # one inferlet's channels take at most one part in so many of the arena
-
-
-_WAITS = re.compile(r'\{"s":"pending","w":\[([1-9][0-9]{0,15})\]\}')
 
 
 class Guest(Protocol):
@@ -34,19 +32,6 @@ class Guest(Protocol):
     def close(self) -> object:
         """Free it; a step that runs ends soon. May return an awaitable."""
         ...
-
-
-class InferletFailed(Exception):
-    """An inferlet ended without a result. `type` names the author's exception, or what the host did to it (Deadlock, Cancelled,
-    a budget, a trap); file and line are the author's where they are known."""
-
-    def __init__(self, type: str, message: str, file: str | None = None, line: int | None = None, traceback: str = "") -> None:
-        super().__init__(message)
-        self.type, self.message, self.file, self.line, self.traceback = type, message, file, line, traceback
-
-    def __str__(self) -> str:
-        place = f" ({self.file}, line {self.line})" if self.file and self.line else ""
-        return f"{self.type}: {self.message}{place}"
 
 
 class Process:
@@ -159,33 +144,20 @@ class Process:
 
     async def _drive(self, guest: Guest, request: Mapping[str, Any]) -> Any:
         executor = self._executor
-        answer = await self._step(guest.start, _dumps(request))
-        while True:
-            state = answer.get("s")
-            if state == "done":
-                return answer.get("r")
-            if state == "failed":
-                raise _author_error(answer.get("e"))
-            awaited = answer.get("w")
-            if state != "pending" or not isinstance(awaited, list):
-                raise InferletFailed("GuestFault", f"the guest answered {answer!r:.200}, which is no state of the ABI")
-            events = await self._wait(executor, set(awaited))
-            answer = await self._step(guest.resume, events)
+        state, value = await self._step(guest.start, _dumps(request))
+        while state == "pending":
+            state, value = await self._step(guest.resume, await self._wait(executor, executor.in_flight(value)))
+        return value
 
-    async def _step(self, call: Callable[[str], Awaitable[str]], text: str) -> dict[str, Any]:
+    async def _step(self, call: Callable[[str], Awaitable[str]], text: str) -> Answer:
         try:
             said = await call(text)
-            if (waits := _WAITS.fullmatch(said)) is not None:  # the answer of a step loop at each token
-                return {"s": "pending", "w": [int(waits[1])]}
-            answer = loads(said)
         except InferletFailed:
             raise
-        except Exception as error:  # the guest's boundary: a trap, a limit or a broken answer ends this inferlet only
+        except Exception as error:  # the guest's boundary: a trap or a limit ends this inferlet only
             kind = getattr(error, "kind", None) or type(error).__name__
             raise InferletFailed(str(kind), str(error)) from error
-        if not isinstance(answer, dict):
-            raise InferletFailed("GuestFault", f"the guest answered {answer!r:.200}, which is no state of the ABI")
-        return answer
+        return await read_answer(said)
 
     async def _wait(self, executor: Executor, awaited: set[int]) -> str:
         """The events to resume with, once one of them is awaited: a deadlock is one. Raises InferletFailed where nothing is in flight."""
@@ -222,16 +194,3 @@ class Process:
     def _sent(self, value: Any, size: int) -> None:
         self._messages.append((value, size))
         self._message.set()
-
-
-def _author_error(error: Any) -> InferletFailed:
-    if not isinstance(error, dict):
-        return InferletFailed("GuestFault", f"the guest failed with {error!r:.200}")
-    line = error.get("line")
-    return InferletFailed(
-        str(error.get("type", "Error")),
-        str(error.get("message", "")),
-        None if error.get("file") is None else str(error["file"]),
-        line if isinstance(line, int) else None,
-        str(error.get("traceback") or ""),
-    )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
-from pie_core.host.again import MOST, Again
+from pie_core.host.again import LONGEST, MOST, Again
 from pie_core.host.budget import Budget
 from pie_core.host.port import GuestPort
 from tests.engine.fake_runner import VOCAB, limits
@@ -151,3 +152,25 @@ def test_held_posts_wake_nobody_until_they_are_flushed() -> None:
     assert wakes == [1] and not to.held
     assert [fields["ws"] for _, fields in posted(to)] == [1, 2]
     assert call(to, "ws.new", ws=3) == "" and wakes == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "piece", ['"tokens":[1]', '"tokens":[1],"outs":[2]', '"outs":[2]', '"tokens":[', "]", '"tokens":[1' + "1" * 50 + '],"outs":[']
+)
+@pytest.mark.parametrize("size", [LONGEST, 1_000_000])
+def test_texts_of_many_tokens_take_no_time(piece: str, size: int) -> None:
+    """A regular expression that tries each pair of places took half a second for 100 kB, the interpreter's lock held."""
+    to = port()
+    assert answer(to, text()) == ""
+    payload = (piece * size)[:size]
+    began = time.process_time()
+    for _ in range(20):
+        assert not known(to, payload)
+    assert time.process_time() - began < 1
+
+
+def test_a_long_submit_is_looked_at_each_time() -> None:
+    to = port()
+    payload = text() + " " * LONGEST
+    assert answer(to, payload) == ""
+    assert not to._again._known and not known(to, payload)

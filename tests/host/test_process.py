@@ -267,7 +267,8 @@ class BrokenGuest:
 
 @pytest.mark.parametrize(
     ("answer", "kind"),
-    [("not json", "JSONDecodeError"), ('{"s":"done","r":"\\ud800"}', "ValueError"),
+    [("not json", "GuestFault"), ("", "GuestFault"), ("{", "GuestFault"), ('{"s":"done","r":"\\ud800"}', "GuestFault"),
+     ('{"s":"pending","w":[[1]]}', "GuestFault"),
      ("[]", "GuestFault"), ('{"s":"napping"}', "GuestFault"), ('{"s":"failed","e":3}', "GuestFault"),
      (MemoryError("trap"), "MemoryError")],
 )  # fmt: skip

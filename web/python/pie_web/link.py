@@ -11,7 +11,8 @@ from pyodide.ffi import create_proxy
 
 from pie_core.engine.runner import RunnerLimits
 from pie_core.eta.json_text import loads
-from pie_core.host.ops import OPS
+from pie_core.host.answer import MAX_LISTS, MAX_VALUES
+from pie_core.host.ops import MAX_OUTS, OPS, SMALL
 from pie_core.host.port import GuestPort
 from pie_core.host.process import InferletFailed
 
@@ -126,16 +127,17 @@ class PageGuest:
 def _state(answer: str) -> object:
     """What the answer of a step says of the guest; None for what the process will refuse."""
     try:
-        return loads(answer).get("s")
+        return loads(answer, values=MAX_VALUES, lists=MAX_LISTS).get("s")
     except (ValueError, AttributeError):
         return None
 
 
 def _refused(name: str, body: str, refusal: str) -> str:
     """JSON text of a refused op: the futures that it was to settle, and the error, which names the op."""
+    size = OPS[name].size if name in OPS else SMALL
     try:
-        fields = loads(body)
-        futures = [fields["f"]] if "f" in fields else list(fields.get("outs", ()))
+        fields = loads(body, values=size.values, lists=size.lists) if len(body) <= size.chars else {}
+        futures = [fields["f"]] if "f" in fields else list(fields.get("outs", ()))[:MAX_OUTS]
     except (ValueError, TypeError, AttributeError):  # what was refused may be anything
         futures = []
     error = json.loads(refusal)["error"]
@@ -147,7 +149,7 @@ def _refused(name: str, body: str, refusal: str) -> str:
 def _fault(body: str) -> tuple[str, str]:
     """What the inferlet worker says of a guest that cannot say anything itself."""
     try:
-        fields = json.loads(body)
+        fields = loads(body, values=SMALL.values)
         return str(fields["type"]), str(fields["message"])
     except (ValueError, TypeError, KeyError):
         return "GuestFault", "the guest ended without a reason"
