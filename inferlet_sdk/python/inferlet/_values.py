@@ -74,7 +74,7 @@ def infer_dtype(field: str, values: Any) -> str:
     """bool, i32 (u32 where a value needs it) or f32 (a mix of int and float, too), of values that have a shape. Token ids are i32
     everywhere in eta."""
     leaves = list(_leaves(values))
-    kinds = {next(kind for kind in (bool, int, float) if isinstance(v, kind)) for v in leaves}
+    kinds = {next(base for base in (bool, int, float) if issubclass(kind, base)) for kind in set(map(type, leaves))}
     if kinds == {bool}:
         return "bool"
     if bool in kinds:
