@@ -8,7 +8,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pie_core import eta
@@ -285,12 +284,6 @@ MISTAKES = [
     (lambda: divmod(F["iota"](4), 2), r"divmod is not there: x // y and x % y"),
     (lambda: F["iota"](4) // 0, "div: a division of integers by 0 gives nothing but 0"),
     (lambda: F["reduce_argmax"](intrinsics.output(0)) % 0, "rem: a division of integers by 0 gives nothing but 0"),
-    # NumPy
-    (lambda: np.exp(intrinsics.output(0)), "NumPy computes with values, and a Tensor has none"),
-    (lambda: np.asarray(intrinsics.output(0)), "NumPy computes with values"),
-    (lambda: np.float32(2) * intrinsics.output(0), r"NumPy computes with values.*x\.item\(\) for a number that NumPy made"),
-    (lambda: intrinsics.output(0) * np.float32(2), r"mul takes Tensors and Python numbers, got float32; x\.item\(\) makes a Python number"),
-    (lambda: intrinsics.output(0) + np.ones(100), r"add takes Tensors and Python numbers, got ndarray; .*Channel\.of\(x\.tolist\(\)\)"),
     (lambda: intrinsics.output(0) + [1.0] * 100, r"list constant .*; values enter through Channel\.of\(values\) and \.take\(\)"),
     # channels where their values belong
     (lambda: F["softmax"](CHAN), r"softmax takes a Tensor, got Chan; \.take\(\) gives its value"),
