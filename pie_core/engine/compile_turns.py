@@ -44,6 +44,12 @@ class CompileTurns:
         if self._waiting:
             self._soon()
 
+    def rested(self) -> None:
+        """Nothing can run until something happens: nobody would be held up."""
+        if self._waiting:
+            self._spent = 0.0
+            self._soon()
+
     def _set_timer(self) -> None:
         if not self._timer:
             self._timer = True

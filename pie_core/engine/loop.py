@@ -259,8 +259,8 @@ class Engine:
         return info
 
     def idle(self) -> bool:
-        """Whether nobody is at work, or was just answered and may come back at once."""
-        return not self._flights and not self.scheduler.instances and not self._linger.expected
+        """Whether nothing is on its way: no step, no turn of the loop, and nobody who was just answered and may come back at once."""
+        return not self._flights and not self._turning and not self._linger.expected
 
     def event_loop(self) -> asyncio.AbstractEventLoop:
         """The loop that everything here runs on."""
@@ -318,6 +318,8 @@ class Engine:
                     continue
                 if self._wait > 0:  # asking again then might find the linger over, with nobody to go on
                     self._timer = self._loop.call_later(self._wait, self._rung)
+                elif self.idle():
+                    self.turns.rested()
                 return
         except Exception as error:
             # a fault of the engine itself: nothing may wait for ever on a loop that is gone

@@ -18,7 +18,7 @@ from tests.codegen.author import Chan
 from tests.engine.fake_runner import FakeHandle, FakeRunner, generate, reference
 from tests.engine.support import GREEDY, decode, greedy, running
 from tests.engine.test_program_faults import different, traced
-from tests.host.script_guest import Api, Future, HostError, ScriptGuest
+from tests.host.script_guest import Api, HostError, ScriptGuest
 from tests.host.support import SERVICES, run
 
 COSTLY = [traced(different(k)) for k in range(1, 7)]
