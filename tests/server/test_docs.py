@@ -21,7 +21,7 @@ from pie_core.device import cpu, webgpu
 from pie_core.device.protocol import PAGE_TOKENS
 from pie_core.engine.geometry import MAX_MASK_BITS
 from pie_core.engine.metrics import TIMELINE_STEPS, StepRecord
-from pie_core.engine.model_runner import MASK_WORDS, MAX_READS
+from pie_core.engine.model_runner import ARENA_WORDS, MASK_WORDS, MAX_READS, RESULTS_WORDS
 from pie_core.engine.saved_sets import MEMORY_CAP
 from pie_core.engine.set_files import DISK_CAP
 from pie_core.eta import json_text, program
@@ -149,7 +149,9 @@ DOCUMENTED = [  # beginning of a row, the limit as it is written there
     ("text of one `model.encode`", f"{MAX_CHARS:,} characters"),
     ("cells of one channel", f"{program.MAX_CAPACITY:,}"),
     ("elements of one channel cell", f"{program.MAX_CELL_WORDS:,}"),
-    ("elements of all channel cells", f"{BUDGET.cell_words:,}"),
+    ("elements of all channel cells", f"{BUDGET.cell_words:,}; a channel has capacity + 1 cells"),
+    ("elements of the channel cells of all inferlets", f"{ARENA_WORDS:,}"),
+    ("results of one pass", f"{RESULTS_WORDS:,} elements"),
     ("mask of one pass", f"{MAX_MASK_BITS:,} bits, one working set"),
     ("masks and trees of one step", f"{MASK_WORDS:,} words: 2 a token, and 1 for 32 hidden or buffered tokens"),
     ("a path given to", f"{ops.MAX_PATH:,} tokens"),
