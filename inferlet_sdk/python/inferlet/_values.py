@@ -8,7 +8,7 @@ import re
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from pie_core.eta import Tensor
 from pie_core.eta.json_text import MAX_NESTING as _HOST_NESTING
@@ -41,7 +41,7 @@ def decode(value: Any) -> Any:
     return items
 
 
-def is_list(value: Any) -> bool:
+def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
     """Whether `value` is a sequence of values: list, tuple, range, array, deque; not text or bytes, whose parts are characters."""
     return isinstance(value, (list, tuple)) or (isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)))
 
