@@ -105,7 +105,7 @@ async def test_a_channel_that_the_engine_refused_to_write_keeps_no_cells() -> No
         pipe, ws, prog = api.new("pipe"), api.new("ws"), api.program(GREEDY.program.text)
         ch = api.new("ch", dtype="u32", host="writer")
         api.call("ch.put", ch=ch, words=[7])
-        with pytest.raises(HostError, match="failed to write .* not this one") as caught:
+        with pytest.raises(HostError, match=r"failed to write .* not this one") as caught:
             await api.submit(pipe, ws, {"ch": ch}, prog)[0]
         used = engine.arena.used
         api.call("ch.drop", ch=ch)
