@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from pie_core.codegen.layout import ROW, STATUS
 from pie_core.codegen.schedule import MAX_LINES, Loop, Phase, Schedule, schedule
+from pie_core.codegen.wgsl_bounds import MAX_TOTAL_ITERATIONS, check_total
 from pie_core.codegen.wgsl_calls import Routines
 from pie_core.codegen.wgsl_folds import TREE, Accumulator, Joiner
 from pie_core.codegen.wgsl_loops import Grid, store, write_loop
@@ -18,10 +19,6 @@ from pie_core.codegen.wgsl_values import Values
 from pie_core.codegen.wgsl_writer import BINDINGS, MAX_ITERATIONS, WgslKernel, module, note_of, plus, value_name
 from pie_core.eta.errors import ProgramError
 from pie_core.eta.program import Program
-
-# All launches of a lane together. A slow GPU takes 1 us for an iteration, and a driver's watchdog 2 s for a submission: a fourth of that.
-MAX_TOTAL_ITERATIONS = 500_000
-MAX_BARRIERS = 100  # of an epilogue's code, calls inlined: a software adapter compiles for some 40 ms at each
 
 
 class Epilogue(Values):
@@ -129,21 +126,6 @@ def phase_title(number: int, phase: Phase) -> str:
     many = len(phase.skeletons)
     made += [f"{many} op{'s' if many > 1 else ''} from memory to memory"] if many else []
     return f"phase {number}: {', '.join(made) or 'nothing'}"
-
-
-def check_total(iterations: int, barriers: int) -> None:
-    """Raise ProgramError for an epilogue that takes a GPU too long to run, or a driver too long to compile."""
-    if iterations > MAX_TOTAL_ITERATIONS:
-        raise ProgramError(
-            f"the epilogue would run {iterations} loop iterations an invocation on webgpu, the bound is {MAX_TOTAL_ITERATIONS}, since "
-            "drivers stop what takes too long: use fewer dependent reductions, sorts and selections, or shorter vectors and fewer "
-            "read-outs, or split it over several passes"
-        )
-    if barriers > MAX_BARRIERS:
-        raise ProgramError(
-            f"the epilogue's code would hold {barriers} barriers on webgpu, the bound is {MAX_BARRIERS}, since drivers compile it for "
-            "too long: use fewer sorts, selections and running sums, or split it over several passes"
-        )
 
 
 def emit_epilogue_wgsl(program: Program, workgroup: int = 256, groups: int = 1, plan: Schedule | None = None) -> WgslKernel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pie_core.codegen.schedule import SMALL_SORT, Place, Skeleton
+from pie_core.codegen.wgsl_bounds import check_total
 from pie_core.codegen.wgsl_routines import COMMON_BARRIERS, Routine, Rows
 from pie_core.codegen.wgsl_select import pivot_mass, pivot_rank, top_k
 from pie_core.codegen.wgsl_skeletons import matmul, ranks, running, scatter, scatter_distinct, scatter_set, sort
@@ -56,6 +57,7 @@ class Routines:
             self.functions.append(routine.text.replace("NAME", name))
         self.lines += routine.text.count("\n")
         self.barriers += barriers(routine.text)
+        check_total(body.iterations, self.barriers)  # now: what is refused should not be written first
         body.uses.add("scratch")
         rows = f", rows {part.first} to {part.first + part.rows - 1}" if part is not None else ""
         body.line(f"// {note_of(skeleton.id, node)}{rows}")

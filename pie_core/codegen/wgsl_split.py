@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pie_core.codegen.schedule import Loop, Phase, Schedule, Sink, Skeleton, schedule
-from pie_core.codegen.wgsl import Epilogue, check_total, check_workgroup, phase_title, stores_scratch, used_bindings
+from pie_core.codegen.wgsl import Epilogue, check_workgroup, phase_title, stores_scratch, used_bindings
+from pie_core.codegen.wgsl_bounds import check_total
 from pie_core.codegen.wgsl_calls import Part, barriers, cut_rows
 from pie_core.codegen.wgsl_folds import Accumulator
 from pie_core.codegen.wgsl_loops import Grid
@@ -144,6 +145,7 @@ def emit_epilogue_wgsl_split(program: Program, groups: int, workgroup: int = 256
         if phase.loops:
             launches += _loop_launches(plan, wide, partials, number, phase)
         launches += _skeleton_launches(plan, alone, partials, number, phase)
+        _check(launches)
     if _ends(plan):
         body, guard = launches[-1], "lid == 0u && group.x == 0u"
     else:
@@ -190,7 +192,13 @@ def _skeleton_launches(plan: Schedule, grid: Grid, partials: dict[tuple[str, int
                 launches.append(body)
             body.routines.call(body, skeleton, part)
             body.line("storageBarrier();")
+            _check(launches)
     return launches
+
+
+def _check(launches: Sequence[Epilogue]) -> None:
+    """Raises ProgramError as soon as what was written is too much."""
+    check_total(sum(body.iterations for body in launches), sum(body.routines.barriers for body in launches))
 
 
 def _row_parts(body: Epilogue, skeleton: Skeleton) -> list[Part | None]:
