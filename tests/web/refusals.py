@@ -140,6 +140,12 @@ FIXED: list[list[Call | str]] = [
     [("ws.open", {"ws": 10, "name": "kept", "f": 10})],
     [("ws.save", {"ws": WS, "name": "a/b", "f": 10})],
     [("sleep", {"ms": 10**6, "f": 40}), ("receive", {"f": 40})],
+    [READER, ("ch.drop", {"ch": 21}), ("ch.take", {"ch": 21, "f": 40})],
+    [WRITER, ("ch.put", {"ch": 20, "words": [5]}), submit(40, tokens={"ch": 20}), ("ch.drop", {"ch": 20}),
+     "settle", ("ch.drop", {"ch": 20})],
+    [("ch.drop", {"ch": WS})],
+    [submit(40), ("program.drop", {"prog": PROG}), submit(41)],
+    [FREE, ("program.drop", {"prog": 22}), ("ch.drop", {"ch": 22}), ("program.drop", {"prog": 22})],
 ]  # fmt: skip
 
 
