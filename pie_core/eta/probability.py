@@ -159,10 +159,11 @@ def gumbel_max(logits: Tensor, state: Tensor) -> Tensor:
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Entropy in nats of softmax(logits), f32, one a row, 0 or more. It is 0 where a logit is +inf, and of a row of -inf throughout; a NaN
-    counts for nothing."""
+    """Entropy in nats of softmax(logits), f32, one a row, 0 or more; probabilities are floored at 2^-126 inside the logarithm. It is 0
+    where a logit is +inf, and of a row of -inf throughout; a NaN counts for nothing."""
     p = shares(floats(logits, "entropy"))
-    return absolute(reduce_sum(minimum(p * log(p), fixed(logits, 0.0))))  # the minimum takes 0 for 0 * -inf, and for NaN
+    nats = p * log(maximum(p, fixed(logits, TINY)))
+    return absolute(reduce_sum(minimum(nats, fixed(logits, 0.0))))  # the minimum takes 0 for inf and NaN
 
 
 def uniform(state: Tensor, *shape: int) -> Tensor:
