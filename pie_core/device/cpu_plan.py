@@ -51,6 +51,8 @@ class CpuKernel:
         for constant in constants:
             weakref.finalize(self, constant.destroy)
 
+    first_work = 0
+
     @property
     def spec(self) -> KernelSpec:
         """What was compiled."""

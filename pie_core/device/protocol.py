@@ -107,12 +107,15 @@ def flat(data: Data) -> memoryview | HostBytes:
 
 
 class Kernel(Protocol):
-    """A compiled spec. `work`: of an epilogue, the nanoseconds that one lane takes at most, about; 0 of others."""
+    """A compiled spec. `work`: of an epilogue, the nanoseconds that one lane takes at most, about; `first_work`: those that its first run
+    takes besides, where a driver compiles only then. 0 of others."""
 
     @property
     def spec(self) -> KernelSpec: ...
     @property
     def work(self) -> int: ...
+    @property
+    def first_work(self) -> int: ...
 
 
 @dataclass(frozen=True)

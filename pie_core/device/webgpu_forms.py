@@ -16,6 +16,7 @@ from pie_core.eta.program import Program
 EPILOGUE_WORKGROUP = {"software": 32, "gpu": 256}
 # Most barriers of one kernel: the time that lavapipe compiles grows with their square, so that several kernels take less together.
 FUSED_BARRIERS = {"software": 75, "gpu": 128}
+JIT_LINE, JIT_BARRIER = 300_000, 40_000_000  # nanoseconds that lavapipe compiles for at the first run
 MAX_WORKGROUP = 256
 SPLIT_ELEMENTS = 16_384  # shortest row that is worth several workgroups and a launch a phase on a GPU
 SPLIT_GROUPS = 32  # workgroups of a lane then
@@ -24,11 +25,12 @@ SPLIT_GROUPS = 32  # workgroups of a lane then
 @dataclass(frozen=True)
 class Forms:
     """Launches in order. `fused` runs any number of lanes; `split`, maybe none, is for few of them on a GPU. `work`: nanoseconds of a lane,
-    about, at most."""
+    about, at most; `first_work`: of compiling when it runs first."""
 
     fused: tuple[WgslKernel, ...]
     split: tuple[WgslKernel, ...]
     work: int
+    first_work: int
 
 
 def epilogue_forms(program: Program, adapter_class: Literal["software", "gpu"]) -> Forms:
@@ -40,7 +42,9 @@ def epilogue_forms(program: Program, adapter_class: Literal["software", "gpu"]) 
     if fused is not None and fused.barriers > FUSED_BARRIERS[adapter_class]:
         fused = None
     split = emit_epilogue_wgsl_split(program, parts, plan=plan) if parts > 1 or fused is None else ()
-    return Forms((fused,) if fused is not None else split, split, work)
+    forms = (fused,) if fused is not None else split
+    first = sum(JIT_LINE * k.source.count("\n") + JIT_BARRIER * k.barriers for k in forms) if adapter_class == "software" else 0
+    return Forms(forms, split, work, first)
 
 
 def _fused(plan: Schedule, workgroup: int, parts: int) -> WgslKernel | None:

@@ -42,6 +42,7 @@ class WebGpuKernel:
     fused: EpilogueForm | None = None
     split: EpilogueForm | None = None
     work: int = 0
+    first_work: int = 0
 
     def form(self, *, split: bool) -> EpilogueForm:
         """The form of an epilogue: the split one where it exists and is asked for."""
@@ -152,7 +153,7 @@ class KernelCache:
         split = fused if found.split is found.fused else self._form(found.split) if fits else None
         bindings = {name: access for form in (fused, split) if form is not None for name, access in form.bindings}
         words = lane_layout(program).words
-        return WebGpuKernel(spec, None, None, tuple(bindings.items()), None, words, fused, split, found.work)
+        return WebGpuKernel(spec, None, None, tuple(bindings.items()), None, words, fused, split, found.work, found.first_work)
 
     def _form(self, kernels: Sequence[WgslKernel]) -> EpilogueForm:
         first = kernels[0]

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pie_core.device.protocol import DeviceError, DeviceLost, KernelError, LimitError
@@ -247,7 +247,7 @@ class Engine:
             began = time.perf_counter()
             try:
                 info = self._infos.describe(program)
-                info = replace(info, work=self.runner.prepare(program) or 0)
+                info.work, info.first_work = self.runner.prepare(program) or (0, 0)
             except DeviceError as error:
                 refusal = PassFailed(f"the epilogue did not compile: {error}")
                 if isinstance(error, KernelError | LimitError):

@@ -144,9 +144,11 @@ class ModelRunner:
         """Sizes that the engine keeps every step within."""
         return self._limits
 
-    def prepare(self, program: Program) -> int:
-        """Compile `program`'s kernel unless it is cached; the nanoseconds that one lane takes at most, about. Raises DeviceError."""
-        return self._epilogue(program).work
+    def prepare(self, program: Program) -> tuple[int, int]:
+        """Compile `program`'s kernel unless it is cached; the nanoseconds that one lane takes at most, about, and that its first run takes
+        besides. Raises DeviceError."""
+        kernel = self._epilogue(program).kernel
+        return kernel.work, kernel.first_work
 
     def submit(self, batch: StepBatch) -> StepRun | TimedRun:
         """Enqueue one step: one write, shifts and gates, the body, the head when something is read, the epilogues, the read-back."""

@@ -16,7 +16,7 @@ _KEPT = 256  # infos: as many as a runner keeps plans
 _REFUSED = 4096  # programs of which it is known why they are refused
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class ProgramInfo:
     """`outs`: (dtype, shape, words) of each returned output; `rows`: read-outs that the program looks at, `exact`: those that a pass
     must have, None where it may have more."""
@@ -32,6 +32,7 @@ class ProgramInfo:
     result_words: int  # of the results region, for one lane, without the copies of what it puts into channels that the host reads
     masks_read: frozenset[int]  # channels that a read, not a take, makes a mask of
     work: int = 0  # of one lane, as `Runner.prepare` gives it
+    first_work: int = 0  # of its first run besides; 0 once that is under way
 
 
 def _masks_read(program: Program) -> frozenset[int]:

@@ -14,6 +14,8 @@ from pie_core.engine.runner import ROW_WORDS, RUN_WORDS, EpilogueGroup, RunnerLi
 from pie_core.engine.step_buffer import aligned_lane_words
 from pie_core.engine.working_set import WorkingSet, pages_for
 
+LIGHT = 64  # a lane of at most so small a part of what a step may take is not counted: read-outs bound their number
+
 
 class Step:
     """Step number `number`. `passes`: those whose last tokens are in it, in lane order; `touched`: all with tokens in it;
@@ -50,7 +52,7 @@ class Step:
         self._limits = limits
         self._groups: dict[int, tuple[EpilogueGroup, int]] = {}  # by id of the info: (group, lane words so far)
         self._lane_words = 0
-        self._work = 0  # of the lanes so far
+        self._work = 0  # of the heavy lanes so far
 
     def chunk_for(self, work: Pass) -> int:
         """Tokens of `work` that this step can still take: all that remain, some of its body, or 0."""
@@ -217,8 +219,9 @@ class Step:
         info = work.info
         if info is None:
             return True
-        if self._work and self._work + info.work > limits.step_work:
-            return False  # one lane alone always fits
+        extra = info.work + info.first_work
+        if self._work and extra > limits.step_work // LIGHT and self._work + extra > limits.step_work:
+            return False  # one that is heavy always fits, light ones ride along with it
         if self.batch.results_words + self._result_words(work, info) > limits.results_words:
             return False
         return self._lane_words + self._lane_growth(info) <= limits.lane_words
@@ -289,5 +292,7 @@ class Step:
             entry[0].lanes.append(lane)
             self._groups[id(info)] = (entry[0], entry[1] + info.layout.words)
         self._lane_words += growth
-        self._work += info.work
+        if info.work + info.first_work > self._limits.step_work // LIGHT:
+            self._work += info.work + info.first_work
+        info.first_work = 0
         return lane

@@ -116,24 +116,57 @@ async def test_a_channel_of_a_program_that_a_step_cannot_run_is_poisoned() -> No
 class Weighed(FakeRunner):
     """Each lane is so much work."""
 
-    def __init__(self, work: int, most: int) -> None:
-        super().__init__(limits(step_work=most))
-        self.each = work
+    def __init__(self, work: int, first: int = 0) -> None:
+        super().__init__(limits(step_work=1000))
+        self.each = work, first
 
-    def prepare(self, program: Program) -> int:
+    def prepare(self, program: Program) -> tuple[int, int]:
         super().prepare(program)
-        return self.each
+        return (1, 0) if program.hash == LIGHT.hash else self.each
 
 
-@pytest.mark.parametrize(("work", "most", "lanes"), [(6, 10, [1, 1, 1]), (5, 10, [2, 1]), (100, 10, [1, 1, 1]), (0, 10, [3])])
-async def test_heavy_lanes_are_spread_over_steps(work: int, most: int, lanes: list[int]) -> None:
-    runner = Weighed(work, most)
+LIGHT = traced(different(2)).program
+
+
+@pytest.mark.parametrize(
+    ("work", "first", "lanes"), [(600, 0, [1, 1, 1]), (500, 0, [2, 1]), (9999, 0, [1, 1, 1]), (10, 0, [3]), (10, 5000, [3])]
+)
+async def test_heavy_lanes_are_spread_over_steps(work: int, first: int, lanes: list[int]) -> None:
+    runner = Weighed(work, first)
     async with running(runner) as engine:
         inst = engine.open_instance("heavy")
         outs = [inst.submit(inst.pipeline(), greedy([k], inst.working_set()))[0] for k in range(3)]
         assert await asyncio.gather(*outs) == [reference([k]) for k in range(3)]
         assert [sum(len(group.lanes) for group in batch.epilogues) for batch in runner.batches] == lanes
         inst.close()
+
+
+async def test_first_runs_are_spread_over_steps() -> None:
+    runner = Weighed(10, 5000)
+    async with running(runner) as engine:
+        inst = engine.open_instance("new")
+        sets = [(inst.working_set(), inst.pipeline()) for _ in range(3)]
+        for start in (0, 3):
+            outs = [inst.submit(pipe, spec([k], [ws], different(3 + k)))[0] for k, (ws, pipe) in enumerate(sets)]
+            await asyncio.gather(*outs)
+            lanes = [sum(len(group.lanes) for group in batch.epilogues) for batch in runner.batches[start:]]
+            assert lanes == ([3] if start else [1, 1, 1])
+        inst.close()
+
+
+async def test_a_light_lane_rides_along_with_each_heavy_one() -> None:
+    runner = Weighed(9999)
+    async with running(runner) as engine:
+        inst, other = engine.open_instance("heavy"), engine.open_instance("light")
+        outs = [inst.submit(inst.pipeline(), greedy([k], inst.working_set()))[0] for k in range(4)]
+        ws, pipe = other.working_set(), other.pipeline()
+        for k in range(3):
+            assert await other.submit(pipe, spec([k], [ws], different(2)))[0] == reference(list(range(k + 1)))
+            assert len(runner.batches) == k + 1
+        await asyncio.gather(*outs)
+        assert len(runner.batches) == 4
+        inst.close()
+        other.close()
 
 
 def test_infos_are_kept_by_their_ops() -> None:
