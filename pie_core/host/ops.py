@@ -87,6 +87,8 @@ def _list(most: int) -> Check:
 
 def _slight(value: Any, most: int = 1000) -> bool:
     """Whether a value holds at most `most` entries and characters: then it may be looked at and shown whole."""
+    if isinstance(value, str):
+        return len(value) <= most
     seen, stack = 0, [value]
     while stack:
         item = stack.pop()
@@ -138,13 +140,23 @@ def _reads(value: Any) -> str | None:
     return f"a list of at most {MAX_SETS} lists with at most {MAX_READS} positions together"
 
 
+_GEOMETRY = f"an object of at most {MAX_FIELDS} fields, where only mask (rows) and tree (at most {MAX_PATH} parents) are long"
+
+
 def _geometry(value: Any) -> str | None:
     if not isinstance(value, dict):
         return "an object"
+    if len(value) > MAX_FIELDS:
+        return _GEOMETRY
     for key, field in value.items():
-        long = (key == "mask" and _plain_rows(field)) or (key == "tree" and _plain(field) and len(field) <= MAX_PATH)
-        if not (long or _slight(field)) or len(key) > MAX_NAME or len(value) > MAX_FIELDS:
-            return f"an object of at most {MAX_FIELDS} fields, where only mask (rows) and tree (at most {MAX_PATH} parents) are long"
+        if len(key) > MAX_NAME:
+            return _GEOMETRY
+        if isinstance(field, list) and (
+            (key == "mask" and _plain_rows(field)) or (key == "tree" and len(field) <= MAX_PATH and _plain(field))
+        ):
+            continue
+        if type(field) is not int and field is not None and not _slight(field):
+            return _GEOMETRY
     return None
 
 
