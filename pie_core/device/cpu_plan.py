@@ -54,6 +54,11 @@ class CpuKernel:
     first_work = 0
 
     @property
+    def size(self) -> int:
+        """Ops of its program."""
+        return 1 if isinstance(self._spec, TemplateSpec) else len(self._spec.program.ops)
+
+    @property
     def spec(self) -> KernelSpec:
         """What was compiled."""
         return self._spec

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-MOST_OPS = 1 << 17  # of kept programs, all together: some 65 MB where each is its own
+MOST_OPS = 1 << 17  # of kept programs, all together: some 65 MB where each is its own; or lines of kernels
 
 
 class Kept(Generic[T]):

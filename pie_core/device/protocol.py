@@ -108,7 +108,7 @@ def flat(data: Data) -> memoryview | HostBytes:
 
 class Kernel(Protocol):
     """A compiled spec. `work`: of an epilogue, the nanoseconds that one lane takes at most, about; `first_work`: those that its first run
-    takes besides, where a driver compiles only then. 0 of others."""
+    takes besides, where a driver compiles only then; 0 of others. `size`: what keeping an epilogue costs, in ops or lines of code."""
 
     @property
     def spec(self) -> KernelSpec: ...
@@ -116,6 +116,8 @@ class Kernel(Protocol):
     def work(self) -> int: ...
     @property
     def first_work(self) -> int: ...
+    @property
+    def size(self) -> int: ...
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,13 @@ SPLIT_GROUPS = 32  # workgroups of a lane then
 @dataclass(frozen=True)
 class Forms:
     """Launches in order. `fused` runs any number of lanes; `split`, maybe none, is for few of them on a GPU. `work`: nanoseconds of a lane,
-    about, at most; `first_work`: of compiling when it runs first."""
+    about, at most; `first_work`: of compiling when it runs first. `lines`: of all WGSL."""
 
     fused: tuple[WgslKernel, ...]
     split: tuple[WgslKernel, ...]
     work: int
     first_work: int
+    lines: int
 
 
 def epilogue_forms(program: Program, adapter_class: Literal["software", "gpu"]) -> Forms:
@@ -43,8 +44,9 @@ def epilogue_forms(program: Program, adapter_class: Literal["software", "gpu"]) 
         fused = None
     split = emit_epilogue_wgsl_split(program, parts, plan=plan) if parts > 1 or fused is None else ()
     forms = (fused,) if fused is not None else split
-    first = sum(JIT_LINE * k.source.count("\n") + JIT_BARRIER * k.barriers for k in forms) if adapter_class == "software" else 0
-    return Forms(forms, split, work, first)
+    lines = sum(kernel.source.count("\n") for kernel in {*forms, *split})
+    first = JIT_LINE * lines + JIT_BARRIER * sum(kernel.barriers for kernel in forms) if adapter_class == "software" else 0
+    return Forms(forms, split, work, first, lines)
 
 
 def _fused(plan: Schedule, workgroup: int, parts: int) -> WgslKernel | None:

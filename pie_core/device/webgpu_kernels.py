@@ -43,6 +43,7 @@ class WebGpuKernel:
     split: EpilogueForm | None = None
     work: int = 0
     first_work: int = 0
+    size: int = 1
 
     def form(self, *, split: bool) -> EpilogueForm:
         """The form of an epilogue: the split one where it exists and is asked for."""
@@ -77,7 +78,7 @@ class KernelCache:
             kernel = self._epilogues.find(spec)
             if kernel is None:
                 kernel = self._epilogue(spec)
-                self._epilogues.keep(spec, kernel, len(spec.program.ops))
+                self._epilogues.keep(spec, kernel, kernel.size)
             return kernel
         kernel = self._kernels.get(spec)
         if kernel is None:
@@ -153,7 +154,7 @@ class KernelCache:
         split = fused if found.split is found.fused else self._form(found.split) if fits else None
         bindings = {name: access for form in (fused, split) if form is not None for name, access in form.bindings}
         words = lane_layout(program).words
-        return WebGpuKernel(spec, None, None, tuple(bindings.items()), None, words, fused, split, found.work, found.first_work)
+        return WebGpuKernel(spec, None, None, tuple(bindings.items()), None, words, fused, split, found.work, found.first_work, found.lines)
 
     def _form(self, kernels: Sequence[WgslKernel]) -> EpilogueForm:
         first = kernels[0]

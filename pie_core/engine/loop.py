@@ -247,7 +247,7 @@ class Engine:
             began = time.perf_counter()
             try:
                 info = self._infos.describe(program)
-                info.work, info.first_work = self.runner.prepare(program) or (0, 0)
+                info.work, info.first_work, info.size = self.runner.prepare(program) or (0, 0, 1)
             except DeviceError as error:
                 refusal = PassFailed(f"the epilogue did not compile: {error}")
                 if isinstance(error, KernelError | LimitError):

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pie_core.device.kept import Kept
+from pie_core.device.kept import MOST_OPS, Kept
 from pie_core.device.move_slots import SlotMover
 from pie_core.device.protocol import (
     LANE_ALIGN,
@@ -51,12 +51,11 @@ STEP_WORK = 300_000_000  # nanoseconds that the epilogues of one step may take w
 
 @dataclass(slots=True)
 class _Epilogue:
-    """A compiled epilogue: its kernel, the plan over `arena`, and the work of a lane."""
+    """A compiled epilogue: its kernel, and the plan over `arena`."""
 
     kernel: Kernel
     plan: Plan
     arena: Buffer
-    work: int
 
 
 class ModelRunner:
@@ -66,7 +65,7 @@ class ModelRunner:
         self.device, self.model, self._limits = device, model, limits
         self.tables = tables
         self.results = device.create_buffer(4 * limits.results_words, "results")
-        self._epilogues: Kept[_Epilogue] = Kept(EPILOGUE_PLANS)
+        self._epilogues: Kept[_Epilogue] = Kept(EPILOGUE_PLANS, MOST_OPS * 5 // 4)
         self.timer: StepTimer | None = None  # measures each step, where somebody asks (the timeline)
         self._mover = SlotMover(device, model.caches, model.cache_widths)
         self._page_io = PageIO(device, model.caches, model.cache_widths)
@@ -144,11 +143,11 @@ class ModelRunner:
         """Sizes that the engine keeps every step within."""
         return self._limits
 
-    def prepare(self, program: Program) -> tuple[int, int]:
+    def prepare(self, program: Program) -> tuple[int, int, int]:
         """Compile `program`'s kernel unless it is cached; the nanoseconds that one lane takes at most, about, and that its first run takes
-        besides. Raises DeviceError."""
+        besides; and what keeping it costs. Raises DeviceError."""
         kernel = self._epilogue(program).kernel
-        return kernel.work, kernel.first_work
+        return kernel.work, kernel.first_work, kernel.size
 
     def submit(self, batch: StepBatch) -> StepRun | TimedRun:
         """Enqueue one step: one write, shifts and gates, the body, the head when something is read, the epilogues, the read-back."""
@@ -227,8 +226,8 @@ class ModelRunner:
         arena = self.tables.arena
         if found is None:
             kernel = self.device.compile(EpilogueSpec(program))
-            found = _Epilogue(kernel, self._epilogue_plan(kernel, program), arena, kernel.work)
-            self._epilogues.keep(program.hash, found, len(program.ops))
+            found = _Epilogue(kernel, self._epilogue_plan(kernel, program), arena)
+            self._epilogues.keep(program.hash, found, max(kernel.size, len(program.ops)))
         elif found.arena is not arena:  # it has grown
             found.plan, found.arena = self._epilogue_plan(found.kernel, program), arena
         return found

@@ -33,6 +33,7 @@ class ProgramInfo:
     masks_read: frozenset[int]  # channels that a read, not a take, makes a mask of
     work: int = 0  # of one lane, as `Runner.prepare` gives it
     first_work: int = 0  # of its first run besides; 0 once that is under way
+    size: int = 1  # of its kernel, see `device.protocol.Kernel`
 
 
 def _masks_read(program: Program) -> frozenset[int]:
@@ -101,7 +102,7 @@ class ProgramInfos:
 
     def keep(self, info: ProgramInfo) -> None:
         """Remember an info whose kernel was prepared; what was used longest ago goes when there is too much."""
-        self._infos.keep(info.program.hash, info, len(info.program.ops))
+        self._infos.keep(info.program.hash, info, max(info.size, len(info.program.ops)))
 
     def refuse(self, program: Program, error: EngineError) -> None:
         """Remember why a program is refused, which nothing but the program decides."""

@@ -162,10 +162,10 @@ class Runner(Protocol):
     @property
     def limits(self) -> RunnerLimits: ...
 
-    def prepare(self, program: Program) -> tuple[int, int] | None:
-        """Compile the epilogue kernel of `program` (cached by its hash); the work of one lane and what its first run takes besides, in
-        units of `limits.step_work`, where the runner knows them. Raises DeviceError when it does not compile, so that one program's fault
-        rejects only the passes that use it; KernelError and LimitError where it never will."""
+    def prepare(self, program: Program) -> tuple[int, int, int] | None:
+        """Compile the epilogue kernel of `program` (cached by its hash); the work of one lane, what its first run takes besides, both in
+        units of `limits.step_work`, and what keeping it costs, where the runner knows them. Raises DeviceError when it does not compile,
+        so that one program's fault rejects only the passes that use it; KernelError and LimitError where it never will."""
         ...
 
     def submit(self, batch: StepBatch) -> StepHandle:

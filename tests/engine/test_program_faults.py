@@ -120,9 +120,9 @@ class Weighed(FakeRunner):
         super().__init__(limits(step_work=1000))
         self.each = work, first
 
-    def prepare(self, program: Program) -> tuple[int, int]:
+    def prepare(self, program: Program) -> tuple[int, int, int]:
         super().prepare(program)
-        return (1, 0) if program.hash == LIGHT.hash else self.each
+        return (1, 0, 1) if program.hash == LIGHT.hash else (*self.each, 1)
 
 
 LIGHT = traced(different(2)).program
