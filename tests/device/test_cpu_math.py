@@ -16,13 +16,16 @@ from pie_server.build.cpu_module import compile_c
 
 COUNT = 1 << 16
 NAMES = ("exp", "log", "sin", "cos", "tanh")
-SOURCE = """#include "simd_math.h"
+SOURCE = (
+    """#include "simd_math.h"
 #define EXPORT(f) __attribute__((export_name(#f))) void run_##f(void) { \\
   for (int i = 0; i < COUNT; i += 4) wasm_v128_store(y + i, simd_##f(wasm_v128_load(x + i))); }
 static float x[COUNT], y[COUNT];
 __attribute__((export_name("x_at"))) float *x_at(void) { return x; }
 __attribute__((export_name("y_at"))) float *y_at(void) { return y; }
-""".replace("COUNT", str(COUNT)) + "\n".join(f"EXPORT({name})" for name in NAMES)
+""".replace("COUNT", str(COUNT))
+    + "\n".join(f"EXPORT({name})" for name in NAMES)
+)
 
 Apply = Callable[[str, Any], np.ndarray]
 
