@@ -6,14 +6,14 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pie_core.device.protocol import DeviceError, DeviceLost, KernelError, LimitError
 from pie_core.engine.arena import Arena
 from pie_core.engine.compile_turns import CompileTurns
-from pie_core.engine.errors import ArenaFull, EngineError, EngineLost, EngineStopped, PassFailed, PassSkipped, forget_frames
+from pie_core.engine.errors import ArenaFull, EngineError, EngineLost, EngineStopped, PassFailed, PassSkipped
 from pie_core.engine.forward import SHORT_PASS, Pass
 from pie_core.engine.instance import Instance, InstanceLimits
 from pie_core.engine.linger import Linger
@@ -32,8 +32,8 @@ from pie_core.engine.saved_sets import MemoryStore, SavedSets, SetStore
 from pie_core.engine.scheduler import Scheduler, Waiter
 from pie_core.engine.settle import publish_pages, says_fault, settle_passes
 from pie_core.engine.step import Step
+from pie_core.engine.step_faults import fail_step, refuse_epilogues
 from pie_core.engine.streams import Streams
-from pie_core.engine.working_set import PASS
 from pie_core.eta.program import Program
 
 _logger = logging.getLogger(__name__)
@@ -431,7 +431,7 @@ class Engine:
             if work.uses:
                 work.release_cells()
         if step.batch.refused:
-            self._refuse(step, step.batch.refused)
+            refuse_epilogues(step, step.batch.refused, self.predictor)
         results = asyncio.ensure_future(handle.results())
         results.add_done_callback(self._landed)
         free = self.pool.free
@@ -441,22 +441,6 @@ class Engine:
         fed = not step.guesses and all(work.embed is not None for work in step.touched)
         self._flights.append(_Flight(step, now, results, handle, tokens, (tokens - prefill, prefill), fed, longest, pages))
         self._dirty = True  # maybe the next step can go right behind it
-
-    def _refuse(self, step: Step, refused: Mapping[str, DeviceError]) -> None:
-        """Epilogues that did not run, by their hashes: the passes that wait for them fail when the step is read, the others have nothing
-        to do with it."""
-        for work in step.passes:
-            error = refused.get(work.info.program.hash) if work.info is not None else None
-            if error is not None:
-                forget_frames(error)
-                work.fault = PassFailed(f"the device could not run the epilogue of this pass: {type(error).__name__}: {error}")
-                work.fault.__cause__ = error
-                work.status_word = -1  # nobody wrote its results
-                for use in work.uses:
-                    use.copy = -1
-        for guess in step.guesses:
-            if guess.info.program.hash in refused:
-                self.predictor.drop(guess)
 
     def _prefill_rows(self, decode: int) -> int:
         """Rows of prefill for a step that holds `decode` rows already."""
@@ -523,30 +507,12 @@ class Engine:
         self._dirty = True
 
     def _fail(self, step: Step, error: BaseException) -> None:
-        """The passes of a step end with the cause; their working sets and cells are not to be trusted any more."""
+        """A step did not run, or was not read: its passes end; with a lost device, everything does."""
         self.metrics.failed_steps += 1
         if isinstance(error, DeviceLost):
             self._lose(EngineLost(f"the device was lost: {error}"))
             return
-        if not isinstance(error, DeviceError):  # a fault of ours, which its passes alone would not bring to anybody who can mend it
-            _logger.error("a step failed: %s", type(error).__name__, exc_info=error)
-        cause = PassFailed(f"the device failed the step of this pass: {type(error).__name__}: {error}")
-        forget_frames(error)  # they hold the step, whose passes keep the cause
-        cause.__cause__ = error
-        for work in step.touched:
-            if work.instance.closed or work.ended:
-                continue
-            for part in work.parts:
-                part.ws.fail(cause, PASS, work.seq)
-            if work.final:
-                work.pipe.flying.remove(work)
-                work.pipe.retire()
-            else:
-                work.pipe.queue.remove(work)
-                if not work.pipe.queue:
-                    work.instance.idle(work.pipe)
-            self.metrics.failed_passes += 1
-            work.fail(cause)
+        cause = fail_step(step, error, self.metrics)
         self.predictor.failed(step, cause)
         self._answer(step.passes, self.now())
 
