@@ -36,6 +36,8 @@ def operand_advice(x: object) -> str:
     """The end of a message about an operand that is neither a Tensor nor a Python number; "" where nothing is known."""
     if is_channel(x):
         return "; .take() gives its value"
+    if hasattr(type(x), "__await__"):
+        return "; await it before the pass is made: its value is what enters"
     if type(x).__module__ == "numpy":
         return "; x.item() makes a Python number of one element, and arrays enter through Channel.of(x.tolist()) and .take()"
     if isinstance(x, (list, tuple)):

@@ -53,7 +53,7 @@ def cast(x: Tensor, dtype: str) -> Tensor:
 
 def constant(value: Scalar, dtype: str) -> Tensor:
     """A scalar of a stated dtype."""
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise TraceError(f"constant knows the dtypes {', '.join(DTYPES)}, not {dtype!r}")
     trace = active_trace("constant")
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from pie_core.eta.advice import attribute_advice
+from pie_core.eta.dtypes import DTYPES
 from pie_core.eta.errors import TraceError
 from pie_core.eta.rules import Shape, Type, show
 
@@ -154,6 +155,8 @@ class Tensor:
 
     def cast(self, dtype: str) -> Tensor:
         """This tensor as f32, i32, u32 or bool; f32 to integers truncates and saturates."""
+        if not isinstance(dtype, str):
+            raise TraceError(f"cast takes a dtype by name, {', '.join(map(repr, DTYPES))}, got {type(dtype).__name__}")
         return self.trace.add("cast", (self,), {}, (dtype, self.shape))
 
     def __bool__(self) -> NoReturn:

@@ -199,6 +199,14 @@ def a_tensor_in_a_loop() -> Any:
     return x
 
 
+class Later:
+    """As an output of a pass."""
+
+    def __await__(self) -> Any:
+        yield
+
+
+LATER = Later()
 CHAN = Chan()
 COUNTER = Chan("u32", (2,), is_counter=True)
 MISTAKES = [
@@ -292,7 +300,13 @@ MISTAKES = [
     (lambda: F["top_k_mask"](intrinsics.output(0), CHAN), r"top_k_mask: k is an int of 1 or more, got Chan; \.take\(\)"),
     (lambda: CHAN.put(CHAN), r"put: the channel holds f32\[\], the value is a Chan; .*\.take\(\) gives its value"),
     (lambda: CHAN, r"returns Tensors, got Chan; return what its \.take\(\) gave"),
+    # what would have been awaited
+    (lambda: intrinsics.output(0) + LATER, r"add takes Tensors and Python numbers, got Later; await it before the pass is made"),
+    (lambda: F["top_p"](intrinsics.output(0), LATER), "got Later; await it before"),
+    (lambda: F["softmax"](LATER), "got Later; await it before"),
     # arguments
+    (lambda: F["cast"](intrinsics.output(0), [[1]]), "cast takes a dtype by name, 'f32', 'i32', 'u32', 'bool', got list"),
+    (lambda: F["constant"](1, [[1]]), "constant knows the dtypes"),
     (lambda: F["top_p"](intrinsics.output(0), "0.9"), "top_p: p is a number or a Tensor of f32, got str"),
     (lambda: F["top_p"](intrinsics.output(0), None), "top_p: p is a number or a Tensor of f32, got nothing"),
     (lambda: F["min_p"](intrinsics.output(0), True), "min_p: p is a number or a Tensor of f32, got bool"),
