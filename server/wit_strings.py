@@ -13,6 +13,9 @@ from wasmtime import Store, WasmtimeError
 from wasmtime import _ffi as ffi
 from wasmtime.component import Func, LinkerInstance
 
+from pie_core.host.ops import MAX_CALL
+
+_MOST = 4 * MAX_CALL + 4  # bytes: more than MAX_CALL characters, whatever they are
 _STRING = ffi.WASMTIME_COMPONENT_STRING.value
 _val = ffi.wasmtime_component_val_t
 _byref, _memmove, _string_at = ctypes.byref, ctypes.memmove, ctypes.string_at
@@ -52,8 +55,9 @@ def add_string_func(instance: LinkerInstance, name: str, function: Callable[[str
 
 
 def _text(value: Any) -> str:
+    """The text, cut off where it is too long for any call in any case: decoded, one wide character makes it four times its bytes."""
     string = value.of.string
-    return _string_at(string.data, string.size).decode()
+    return _string_at(string.data, min(string.size, _MOST)).decode("utf-8", "strict" if string.size <= _MOST else "ignore")
 
 
 def _fill(value: Any, text: str) -> None:
