@@ -8,7 +8,7 @@ import asyncio
 import os
 
 from inferlet import chat, model, send
-from inferlet.errors import ArenaFull, ContextLengthExceeded, InferletError, OutOfPages
+from inferlet.errors import ArenaFull, BudgetExceeded, ContextLengthExceeded, InferletError, OutOfPages
 from inferlet.eta import (
     Channel,
     ForwardPass,
@@ -290,6 +290,8 @@ async def main(input: dict) -> dict:
         )
     except ContextLengthExceeded as error:
         return refusal(str(error))
+    except BudgetExceeded as error:  # so many choices with their histories never fit
+        return refusal(str(error), None, "n")
     except (ArenaFull, OutOfPages) as error:  # others hold the memory: the request itself may fit later
         return {"status": 503, "error": {"message": str(error), "type": "server_error", "param": None, "code": "kv_cache_full"}}
 

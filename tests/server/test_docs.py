@@ -17,6 +17,7 @@ import openai
 import pytest
 from conftest import ROOT, LiveServer
 
+from pie_core.codegen import cpu_work, schedule, wgsl, wgsl_bounds
 from pie_core.device import cpu, webgpu
 from pie_core.device.protocol import PAGE_TOKENS
 from pie_core.engine.geometry import MAX_MASK_BITS
@@ -162,6 +163,18 @@ DOCUMENTED = [  # beginning of a row, the limit as it is written there
     ("operations", f"{program.MAX_OPS:,}"),
     ("outputs of", f"{program.MAX_OUTS}"),
     ("channels of", f"{program.MAX_CHANS}"),
+    ("time of one pass's epilogue", f"{cpu_work.MAX_WORK / 1e9:g} s on cpu and on a software adapter; a GPU is taken for 64 cores"),
+    (
+        "loop iterations of one GPU thread",
+        f"{wgsl_bounds.MAX_TOTAL_ITERATIONS:,} in all its launches, a fourth of what drivers allow a slow GPU; {wgsl.MAX_ITERATIONS:,} in "
+        "one launch: rows of a sort or selection are spread over several, one row of some 900,000 has too many",
+    ),
+    (
+        "barriers of an epilogue's code",
+        f"{wgsl_bounds.MAX_BARRIERS}: some 13 sorts, or 60 reductions that depend on each other; all samplers at once take 75",
+    ),
+    ("lines of WGSL", f"{schedule.MAX_LINES:,}"),
+    ("scratch of an epilogue", f"{schedule.MAX_SCRATCH_WORDS:,} words; on webgpu also what the device binds at once"),
     ("Python numbers in", f"{program.MAX_PARAMS}"),
     ("`kvPoolBytes`", f"{1 << 20:,} to {PAGE_POOL_MIB << 20:,}, a whole number"),
     ("`stepSeconds`", f"above 0, at most {PAGE_STEP_S:,}"),

@@ -36,17 +36,21 @@ async def ask(
     context: int = 4096,
     chat: Any = None,
     runner: type[FakeRunner] = FakeRunner,
+    arena: int = 4096,
+    held: int = 0,
     **fields: Any,
 ) -> dict[str, Any]:
-    """The inferlet's result for a prompt of `tokens` tokens on an engine of `pages`; no answer ends before its limit."""
+    """The inferlet's result for a prompt of `tokens` tokens on an engine of `pages`, whose `arena` has so many words for channels, of which
+    others hold `held`; no answer ends before its limit."""
     facts = ModelFacts("toy", VOCAB, HIDDEN, min(context, pages * 16), (), pages)
     messages = [{"role": "user", "content": "a" * (tokens - FRAME)}]
     request = parse_chat_request({"messages": messages, "temperature": 0, **fields})
-    async with running(runner(limits(pages=pages, context=context))) as engine:
+    async with running(runner(limits(pages=pages, context=context, arena_words=arena))) as engine:
+        others = [engine.open_instance("other").channel("f32", (held // 2,))] if held else []
         process = Process(engine, Services(facts, ToyTokenizer(), chat or ToyChat()), "openai_chat.py")
         payload = {"id": "x", "created": 1, "model": "toy", "request": request}
         result: dict[str, Any] = await process.run(sandbox.open(process.port), process.request(builtin_source("openai_chat.py"), payload))
-        assert engine.pool.used == 0
+        assert engine.pool.used == 0 and engine.arena.used == held and len(others) == bool(held)
     return result
 
 
@@ -109,12 +113,17 @@ async def test_a_bias_for_a_token_that_the_model_does_not_have(sandbox: Sandbox)
 
 
 async def test_no_room_for_histories_is_told_as_such(sandbox: Sandbox) -> None:
-    """The arena of this runner has 4,096 words; a history of 1,024 ids takes twice as many words."""
-    few = await ask(sandbox, 40, pages=200, runner=OracleRunner, n=2, max_tokens=260, frequency_penalty=1)
-    assert few["usage"]["completion_tokens"] == 520
-    result = await ask(sandbox, 40, pages=200, runner=OracleRunner, n=8, max_tokens=260, frequency_penalty=1)
-    assert (result["status"], result["error"]["code"]) == (503, "kv_cache_full")
-    assert "words of device memory" in result["error"]["message"]
+    """A history of 1,024 ids takes twice as many words of device memory; a request gets a quarter of the arena."""
+
+    async def of(n: int, held: int = 0) -> dict[str, Any]:
+        return await ask(sandbox, 40, pages=200, runner=OracleRunner, arena=1 << 14, held=held, n=n, max_tokens=260, frequency_penalty=1)
+
+    assert (await of(2))["usage"]["completion_tokens"] == 520
+    never, later = await of(8), await of(2, 13_000)
+    assert (never["status"], never["error"]["param"]) == (400, "n")
+    assert "words of channel cells" in never["error"]["message"]
+    assert (later["status"], later["error"]["code"]) == (503, "kv_cache_full")
+    assert "words of device memory" in later["error"]["message"]
 
 
 class Strict(ToyChat):

@@ -24,6 +24,7 @@ TINY = [{}, {"layers": 2}, {"layers": 3}]  # arguments of write_tiny_gguf in tes
 NEED_MORE = {  # files
     "tests/eta/test_eta_dtypes.py": "NumPy",
     "tests/eta/test_eta_library.py": "NumPy",
+    "tests/eta/test_eta_not_finite.py": "NumPy",
     "tests/eta/test_eta_numpy.py": "NumPy",
     "tests/eta/test_eta_ops.py": "NumPy",
     "tests/eta/test_eta_reference.py": "pie_server, which writes the reference",
