@@ -12,10 +12,9 @@ from __future__ import annotations
 from pie_core.eta.advice import is_channel, operand_advice
 from pie_core.eta.dtypes import F32_MAX, INTEGER
 from pie_core.eta.errors import TraceError
-from pie_core.eta.functions import TABLE_FUNCTIONS, broadcast, constant, iota, pivot_threshold, rng_uniform, scatter_set, sort_desc
+from pie_core.eta.functions import TABLE_FUNCTIONS, iota, pivot_threshold, rng_uniform, sort_desc
 from pie_core.eta.probability import (
     INF,
-    NEG_INF,
     TINY,
     absolute,
     along,
@@ -106,17 +105,19 @@ def typical(logits: Tensor, mass: Number) -> Tensor:
 
 def tail_free(logits: Tensor, z: Number) -> Tensor:
     """Tail-free sampling of logits f32 [n]: down the sorted probabilities, tokens stay until the absolute second differences, each counted
-    at the middle of its three tokens and divided by their sum, add up to more than z, 0 or more (from 1 on all stay). The first stays."""
+    at the middle of its three tokens and divided by their sum, add up to more than z, 0 or more (from 1 on all stay). The first stays, and
+    who is as likely as the last that stays."""
     n = floats(logits, "tail_free", (1,)).shape[0]
     most = within(logits, z, 0, INF, "tail_free: z")
     zero, one, place = fixed(logits, 0.0), fixed(logits, 1.0), iota(n)
-    values, order = sort_desc(minimum(maximum(shares(logits), zero), one))
+    p = shares(logits)
+    values, _ = sort_desc(minimum(maximum(p, zero), one))
     before = place - 1  # of the first it wraps: out of range
     curve = absolute((gather(values, before) - values) - (values - gather(values, place + 1)))
-    curve = select(before < max(n - 2, 0), curve, zero)
-    share = cumsum(curve / maximum(reduce_sum(curve), fixed(logits, TINY)))
-    keep = (share <= select(most < one, most, fixed(logits, INF))) | (place == 0)
-    return _unsorted(keep, order) & (logits >= fixed(logits, NEG_INF))
+    bent = cumsum(select(before < max(n - 2, 0), curve, zero))
+    bound = select(most < one, most, fixed(logits, INF)) * maximum(gather(bent, n - 1), fixed(logits, TINY))
+    left = reduce_sum(((bent <= bound) & (place > 0)).cast("u32"))  # beside the first; what is bent only grows
+    return p >= gather(values, left)
 
 
 def xtc(logits: Tensor, threshold: Number, probability: Number, state: Tensor) -> Tensor:
@@ -175,11 +176,6 @@ def _at_least(logits: Tensor, bound: Tensor) -> Tensor:
 
 def _likeliest(logits: Tensor) -> Tensor:
     return logits == along(reduce_max(logits), logits)
-
-
-def _unsorted(keep: Tensor, order: Tensor) -> Tensor:
-    """A mask over sorted places, at the places before sorting."""
-    return scatter_set(broadcast(constant(False, "bool"), keep.shape), order, keep)
 
 
 FUNCTIONS = (

@@ -154,6 +154,13 @@ def test_token_counts_skip_padding(dtype: Any, padding: int) -> None:
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("z", [0.3, 0.9, 0.99])
+def test_tail_free_keeps_all_that_are_as_likely_as_its_last(z: float) -> None:
+    ties = np.round(LOGITS)
+    (keep,) = run(lambda: F["tail_free"](row(), z), ties)
+    assert 0 < keep.sum() < VOCAB and keep.sum() == (ties >= ties[keep].min()).sum()
+
+
 def runs(history: list[int], breakers: set[int]) -> dict[int, int]:
     """The longest run, of up to 32 tokens, that each token would make come again: by looking at every place."""
     longest: dict[int, int] = {}
