@@ -22,6 +22,7 @@ from . import _host, chat, model
 from ._failure import Source, describe
 from ._io import LogStream
 from ._loop import loop
+from ._stuck import interrupt
 from ._values import MAX_NESTING, _short, json_fault, nested_over
 from .errors import Deadlock, MainMissing, ResultNotJson
 
@@ -120,11 +121,13 @@ def _step() -> str:
     if task is None:
         raise RuntimeError("resume came before start")
     loop.pump()
-    if not task.done():
+    while not task.done():
         waiting = loop.waiting()
-        if not waiting:
+        if waiting:
+            return f'{{"s":"pending","w":{waiting}}}'
+        if not interrupt(task):
             raise _deadlock(task)
-        return f'{{"s":"pending","w":{waiting}}}'
+        loop.pump()
     if task.cancelled():
         raise asyncio.CancelledError("main was cancelled")
     error = task.exception()
