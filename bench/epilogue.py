@@ -47,7 +47,7 @@ from pie_core.eta import (
 from pie_core.eta import channel as channels
 from pie_core.eta.dtypes import f32_bits
 from pie_core.eta.program import Program
-from pie_core.eta.trace import Traced
+from pie_core.eta.tracing import Traced
 from pie_server.sandbox import Sandbox
 from tests.sdk.measure_guest import EPILOGUES, per_token
 from tests.support.engines import load_runner

@@ -249,7 +249,7 @@ class Engine:
                 info = self._infos.describe(program)
                 info.work, info.first_work, info.size = self.runner.prepare(program) or (0, 0, 1)
             except DeviceError as error:
-                refusal = PassFailed(f"the epilogue did not compile: {error}")
+                refusal = PassFailed(f"this device does not take the epilogue: {error}")
                 if isinstance(error, KernelError | LimitError):
                     self._infos.refuse(program, refusal)
                 raise refusal from error

@@ -15,7 +15,8 @@ from pie_core.eta.ops import OPS
 from pie_core.eta.program import Chan, Node, Program
 from pie_core.eta.stages import STAGES
 from pie_core.eta.tensor import Tensor
-from pie_core.eta.trace import Model, Trace, Traced, is_tracing, trace_epilogue, trace_stage
+from pie_core.eta.trace import Model, Trace
+from pie_core.eta.tracing import Traced, is_tracing, trace_epilogue, trace_stage
 
 # Every function an author may call inside an epilogue, by name; SDK surfaces are generated from it.
 FUNCTIONS: dict[str, Any] = {

@@ -7,7 +7,8 @@ from pie_core.eta.errors import TraceError
 from pie_core.eta.functions import iota
 from pie_core.eta.rules import show
 from pie_core.eta.tensor import Scalar, Tensor
-from pie_core.eta.trace import ChannelLike, active_trace
+from pie_core.eta.trace import ChannelLike
+from pie_core.eta.tracing import active_trace
 
 
 def take(channel: ChannelLike) -> Tensor:

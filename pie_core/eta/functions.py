@@ -12,7 +12,8 @@ from pie_core.eta.errors import TraceError
 from pie_core.eta.ops import OPS, Op
 from pie_core.eta.rules import MAX_ELEMENTS, MAX_RANK, Attrs, Shape, elements, show
 from pie_core.eta.tensor import Scalar, Tensor
-from pie_core.eta.trace import NO_ATTRS, active_trace
+from pie_core.eta.trace import NO_ATTRS
+from pie_core.eta.tracing import active_trace
 
 
 def _function(row: Op) -> Callable[..., Tensor]:

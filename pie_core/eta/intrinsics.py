@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pie_core.eta.tensor import Tensor
-from pie_core.eta.trace import active_trace
+from pie_core.eta.tracing import active_trace
 
 
 def output(i: int = 0, name: str = "logits") -> Tensor:

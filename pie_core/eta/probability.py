@@ -15,7 +15,7 @@ from pie_core.eta.errors import TraceError
 from pie_core.eta.functions import TABLE_FUNCTIONS, broadcast, iota, rng_gumbel, rng_normal, rng_uniform
 from pie_core.eta.rules import show
 from pie_core.eta.tensor import Scalar, Tensor
-from pie_core.eta.trace import active_trace
+from pie_core.eta.tracing import active_trace
 
 exp, log, sqrt, absolute, maximum, minimum, select, reduce_sum, reduce_max, reduce_argmax = (
     TABLE_FUNCTIONS[name]

@@ -1,17 +1,15 @@
-"""The tracer: a function runs once over symbolic tensors and leaves a Program, its parameter words and its channels."""
+"""`Trace`: a program as it grows op by op, with its parameter words and its channels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
-from types import FunctionType
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from pie_core.eta.advice import operand_advice, result_advice
+from pie_core.eta.advice import operand_advice
 from pie_core.eta.canonical import canonical
 from pie_core.eta.constant_faults import ARITHMETIC, constant_fault
 from pie_core.eta.dtypes import DTYPES, to_word
-from pie_core.eta.errors import ProgramError, TraceError
+from pie_core.eta.errors import TraceError
 from pie_core.eta.ops import MAX_INDEX, OPS, OUTPUT_NAMES, Op
 from pie_core.eta.program import (
     MAX_CELL_WORDS,
@@ -59,16 +57,6 @@ class ChannelLike(Protocol):
     capacity: int
 
 
-class Traced(NamedTuple):
-    """`params`: the words of the lifted constants, by slot. `channels`: the author's objects in the program's order. `single`: fn returned
-    one tensor and not a tuple."""
-
-    program: Program
-    params: tuple[int, ...]
-    channels: tuple[Any, ...]
-    single: bool
-
-
 class Trace:
     """A growing program of a stage; in eta's stages equal pure ops are one value.
 
@@ -77,8 +65,8 @@ class Trace:
     """
 
     __slots__ = (
-        "_chan_ids", "_chans", "_effects", "_known", "_pending", "channels", "max_ops", "model", "ops", "params", "rows", "shapes", "stage",
-        "table", "words",
+        "_chan_ids", "_chans", "_effects", "_known", "_over", "_pending", "channels", "max_ops", "model", "ops", "params", "rows", "shapes",
+        "stage", "table", "words",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0917
@@ -99,6 +87,7 @@ class Trace:
         self._effects: list[int] = []
         self._chan_ids: dict[int, int] = {}
         self._pending: dict[int, str] = {}
+        self._over = False
         self._known: dict[Any, Tensor] | None = {} if stage in STAGES else None  # values by what makes them
 
     def add(self, name: str, args: Sequence[Tensor], attrs: Attrs = NO_ATTRS, declared: Type | None = None) -> Tensor:
@@ -133,6 +122,11 @@ class Trace:
         if len(ops) >= self.max_ops:
             label = self.table[name].py or name
             raise TraceError(f"{label}: the program has more than {self.max_ops} ops; loops of Python unroll while tracing")
+        if self._over:
+            label = self.table[name].py or name
+            raise TraceError(
+                f"{label}: the function that made this tensor has returned; compute inside it, or await an output and use its value"
+            )
         ops.append(Node(name, ids, attrs, dtype, shape))
         return Tensor(self, len(ops) - 1, dtype, shape)
 
@@ -192,8 +186,9 @@ class Trace:
         return self._append("param", (), {"slot": slot}, dtype, ())
 
     def forget(self) -> None:
-        """The function was run: let go of its values, each of which holds this trace."""
+        """The function has returned: let go of its values, each of which holds this trace, and take no more ops."""
         self._known = None
+        self._over = True
 
     def output(self, index: int, name: str) -> Tensor:
         """Read-out row `index` of `name`, f32 [width]; the same row twice is the same value."""
@@ -311,89 +306,6 @@ class Trace:
         return Program(self.stage, ops, ids, self._chans, [self.params[s] for s in slots])
 
 
-_ACTIVE: ContextVar[Trace | None] = ContextVar("eta_trace", default=None)
-
-
-def active_trace(what: str) -> Trace:
-    """The trace that is running. Raises TraceError naming `what` outside of one."""
-    trace = _ACTIVE.get()
-    if trace is None:
-        raise TraceError(f"{what} is only there inside a function given to .epilogue(fn)")
-    return trace
-
-
-def is_tracing() -> bool:
-    """Whether a traced function is running now."""
-    return _ACTIVE.get() is not None
-
-
-class tracing:
-    """`with tracing(trace):` makes `trace` the running one."""
-
-    __slots__ = ("_token", "_trace")
-
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-
-    def __enter__(self) -> Trace:
-        if _ACTIVE.get() is not None:
-            raise TraceError("an epilogue cannot be traced inside another one")
-        self._token = _ACTIVE.set(self._trace)
-        return self._trace
-
-    def __exit__(self, *_: object) -> None:
-        _ACTIVE.reset(self._token)
-        self._trace.forget()
-
-
-def trace_epilogue(fn: Callable[[], Any], model: ModelInfo, rows: int | None = None) -> Traced:
-    """Run `fn` once over symbolic tensors. It returns a Tensor, a tuple or list of Tensors, or None. `rows`: read-outs of the pass, needed
-    by `intrinsics.outputs`. Raises TraceError (ProgramError for channel orders) at the author's line; whatever else `fn` raises passes
-    through."""
-    if not callable(fn):
-        raise TraceError(f"epilogue takes a function, got {type(fn).__name__}; write .epilogue(lambda: …)")
-    return _traced(Trace("epilogue", model, rows=rows), fn, "an epilogue")
-
-
-def trace_stage(stage: str, fn: Callable[[], Any], shapes: Mapping[str, Shape]) -> Traced:
-    """`fn` as the program of the stage prologue, on_attn_proj or on_attn. `shapes`: of the intrinsics it may use, by name (() for layer).
-    Such a program is verified and identified, and does not execute yet. Raises TraceError."""
-    if stage not in STAGES or not STAGES[stage].intrinsics:
-        known = ", ".join(name for name, row in STAGES.items() if row.intrinsics)
-        raise TraceError(f"trace_stage knows the stages {known}, not {stage!r}")
-    if not callable(fn):
-        raise TraceError(f"{stage} takes a function, got {type(fn).__name__}; write .{stage}(lambda: …)")
-    return _traced(Trace(stage, shapes=shapes), fn, f"a function of the {stage} stage")
-
-
-def _traced(trace: Trace, fn: Callable[[], Any], what: str) -> Traced:
-    code = fn.__code__ if type(fn) is FunctionType else None  # a bound method has an object besides, which its code counts
-    if code is not None and code.co_argcount > len(getattr(fn, "__defaults__", None) or ()):
-        names = ", ".join(code.co_varnames[: code.co_argcount])
-        raise TraceError(f"{what} is a function without parameters, it reads intrinsics and channels; this one has {names}")
-    with tracing(trace):
-        result = fn()
-    single = isinstance(result, Tensor)
-    outs: list[Any] = [result] if single else [] if result is None else list(result) if isinstance(result, (tuple, list)) else [result]
-    most = STAGES[trace.stage].outs
-    if len(outs) > most:
-        raise TraceError(
-            f"{what} returns at most {most} tensors, got {len(outs)}" if most else f"{what} returns nothing: put values into channels"
-        )
-    for out in outs:
-        if not isinstance(out, Tensor):
-            if hasattr(out, "close") and hasattr(out, "cr_code"):
-                out.close()
-                raise TraceError(f"{what} is a plain function, not async: it is traced, nothing can be awaited in it")
-            raise TraceError(f"{what} returns Tensors, got {type(out).__name__}; {result_advice(out)}")
-        if out.trace is not trace:
-            raise TraceError(f"{what} returned a tensor of another trace; use channels to carry values between passes")
-        if elements(out.shape) > MAX_ELEMENTS:
-            raise TraceError(f"an output of {elements(out.shape)} elements is over the cap of {MAX_ELEMENTS}")
-    program = trace.finish(outs)
-    return Traced(program, tuple(trace.words), tuple(trace.channels), single)
-
-
 def intrinsic_advice(name: str, stage: str) -> str:
     """Why an intrinsic is not there, as the end of a sentence."""
     where = [s for s, row in STAGES.items() if name in row.intrinsics]
@@ -402,18 +314,3 @@ def intrinsic_advice(name: str, stage: str) -> str:
 
 def _natural(value: object) -> str:
     return "bool" if isinstance(value, bool) else "i32" if isinstance(value, int) else "f32"
-
-
-__all__ = [
-    "ChannelLike",
-    "Model",
-    "ModelInfo",
-    "ProgramError",
-    "Trace",
-    "Traced",
-    "active_trace",
-    "is_tracing",
-    "trace_epilogue",
-    "trace_stage",
-    "tracing",
-]

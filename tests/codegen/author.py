@@ -9,7 +9,7 @@ from typing import Any
 from pie_core import eta
 from pie_core.eta import Model, Tensor, Trace, Traced, trace_epilogue
 from pie_core.eta.program import Program
-from pie_core.eta.trace import tracing
+from pie_core.eta.tracing import tracing
 
 F = eta.FUNCTIONS
 

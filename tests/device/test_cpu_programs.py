@@ -15,7 +15,8 @@ from pie_core.eta import FUNCTIONS, intrinsics, reduce_argmax, reduce_max
 from pie_core.eta.dtypes import f32_bits
 from pie_core.eta.program import Node, Program
 from pie_core.eta.tensor import Tensor
-from pie_core.eta.trace import Model, trace_epilogue
+from pie_core.eta.trace import Model
+from pie_core.eta.tracing import trace_epilogue
 from pie_server.adapters.cpu_module import WasmtimeCpuModule, open_cpu_device
 from pie_server.build.cpu_module import cpu_module
 from tests.device.oracles import Step, Token

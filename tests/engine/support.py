@@ -13,7 +13,7 @@ from pie_core.engine.loop import Engine
 from pie_core.engine.pipeline import Pipeline
 from pie_core.engine.working_set import WorkingSet
 from pie_core.eta import Model, Tensor, intrinsics, trace_epilogue
-from pie_core.eta.trace import Traced
+from pie_core.eta.tracing import Traced
 from tests.engine.fake_runner import HIDDEN, VOCAB, FakeRunner
 
 MODEL = Model(VOCAB, HIDDEN)

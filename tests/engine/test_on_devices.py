@@ -17,7 +17,7 @@ from pie_core.engine.loop import Engine
 from pie_core.engine.working_set import WorkingSet
 from pie_core.eta import Model, constant, gumbel_max, intrinsics, reduce_argmax, trace_epilogue
 from pie_core.eta import channel as ch
-from pie_core.eta.trace import Traced
+from pie_core.eta.tracing import Traced
 from tests.support.engines import Kind, running_engine
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -56,7 +56,7 @@ async def test_what_a_program_decides_is_found_out_once(error: DeviceError, agai
         program = traced(different(1)).program
         assert not engine.knows(program)
         for _ in range(3):
-            with pytest.raises(PassFailed, match=f"did not compile: {error}") as told:
+            with pytest.raises(PassFailed, match=f"does not take the epilogue: {error}") as told:
                 inst.submit(inst.pipeline(), spec([1], [inst.working_set()], different(1)))
             assert told.value.__cause__ is error
         assert runner.tried == again

@@ -22,7 +22,7 @@ from pie_core.engine.model_runner import ModelRunner
 from pie_core.engine.runner import EpilogueGroup, StepBatch
 from pie_core.engine.working_set import WorkingSet
 from pie_core.eta import Model, channel, intrinsics, reduce_argmax, trace_epilogue
-from pie_core.eta.trace import Traced
+from pie_core.eta.tracing import Traced
 from pie_core.weights import open_gguf
 from tests.support.engines import Kind, open_device
 from tests.support.tiny_recurrent import POEM, write_tiny_recurrent

@@ -21,7 +21,7 @@ from pie_core.engine.model_runner import ModelRunner
 from pie_core.engine.runner import StepBatch
 from pie_core.eta import Model, gumbel_max, intrinsics, trace_epilogue
 from pie_core.eta.channel import put, take
-from pie_core.eta.trace import Traced
+from pie_core.eta.tracing import Traced
 from tests.support.ahead import RUNNERS, hold, loaded, running_ahead, write_models
 
 PROMPT = [5, 17, 30, 71, 2, 9, 44, 200, 13, 101, 8, 66, 31, 150, 99]  # decoding crosses into the second page

@@ -25,7 +25,7 @@ from pie_core.eta import (
     trace_epilogue,
 )
 from pie_core.eta.dtypes import bits_f32, f32_bits
-from pie_core.eta.trace import tracing
+from pie_core.eta.tracing import tracing
 
 MODEL = Model(vocab=100, hidden=16)
 F = FUNCTIONS
@@ -387,6 +387,11 @@ def test_outside_of_a_trace_and_across_traces() -> None:
         trace_epilogue(lambda: intrinsics.output(0) + kept, MODEL)
     with pytest.raises(TraceError, match="tensor of another trace"):
         trace_epilogue(lambda: kept, MODEL)
+    for use in (lambda: kept + 1.0, lambda: kept + kept, lambda: kept.cast("i32"), lambda: kept[0], lambda: -kept):
+        with pytest.raises(TraceError, match="the function that made this tensor has returned"):
+            use()
+        with pytest.raises(TraceError, match="the function that made this tensor has returned"):
+            trace_epilogue(use, MODEL)
 
 
 def kept_tensor() -> Tensor:

@@ -51,6 +51,13 @@ def _forget() -> None:
         del sys.modules[name]
 
 
+@pytest.fixture(scope="package", autouse=True)
+def _garbage_of_these_tests_only() -> None:
+    """`guest` collects after each test: let it look at what that test made, not at what the rooms before left."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def host() -> ScriptedHost:
     return ScriptedHost()

@@ -44,6 +44,28 @@ async def test_an_output_is_not_its_value(guest: Local, host: ScriptedHost, use:
     assert "await it first" in error["message"]
 
 
+CHANNEL_USES = [
+    "ch == 3", "3 != ch", "ch in [3]", "ch < 3", "not ch", "1 if ch else 2", "ch + 1", "1 + ch", "-ch", "abs(ch)", "round(ch)", "ch | 1",
+    "int(ch)", "float(ch)", "range(ch)", "len(ch)", "list(ch)", "3 in ch", "ch[0]", "sum([ch])", "run(lambda: ch + reduce_argmax(x()))",
+    "run(lambda: reduce_argmax(x()) if ch > 2 else 0)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("use", CHANNEL_USES)
+async def test_a_channel_is_not_its_value(guest: Local, host: ScriptedHost, use: str) -> None:
+    error = (await drive(guest, host, program("x = lambda: intrinsics.output(0, 'logits'); ch = Channel.of(3)", use)))["e"]
+    assert (error["type"], error["line"]) == ("UsageError", LINE), error
+    assert ".take()" in error["message"] and "await ch.take()" in error["message"]
+
+
+async def test_channels_are_told_apart_by_what_they_are(guest: Local, host: ScriptedHost) -> None:
+    lines = (
+        "ch, other = Channel.of(3), Channel.of(3)",
+        "return [ch == other, ch == ch, ch != other, ch in [other, ch], ch == None, len({ch, other}), {ch: 1}[ch], str(ch) == repr(ch)]",
+    )
+    assert await result_of(guest, host, program(*lines)) == [False, True, True, True, False, 2, 1, True]
+
+
 async def test_every_operator_of_a_number_or_list_is_refused(guest: Local, host: ScriptedHost) -> None:
     from inferlet._output import Output
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -77,3 +78,10 @@ def tiny(tiny_model: Path) -> Iterator[LiveServer]:
 @pytest.fixture(scope="session", autouse=True)
 def _beside(pyodide_beside: None) -> None:
     """The core's tests in Pyodide run from here on (tests/conftest.py): the server's often wait."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> None:
+    """What a shell starts in the background ignores SIGINT, and so would the servers of these tests."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
 from pie_server.cli import execute
 from pie_server.config import Settings
 from pie_server.models import DEFAULT_MODEL
+from tests.server.conftest import ROOT
 
 EXAMPLES = ROOT / "inferlet_sdk" / "examples"
 

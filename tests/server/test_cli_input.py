@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
 
 from pie_server import cli_input
 from pie_server.api.backend import InferletError
@@ -15,6 +14,7 @@ from pie_server.cli import execute
 from pie_server.cli_input import parse_pairs, parse_value, read_input_file, read_source, text_hint, usage_sentence
 from pie_server.cli_unread import unread_keys
 from pie_server.errors import UserError
+from tests.server.conftest import ROOT
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import ROOT, LiveServer
 
 from pie_core.codegen import cpu_work, schedule, wgsl, wgsl_bounds
 from pie_core.device import cpu, webgpu
@@ -36,6 +35,7 @@ from pie_server.cli import model_app
 from pie_server.config import Settings
 from pie_server.connection import Patience
 from pie_server.sandbox import STACK_BYTES, Limits
+from tests.server.conftest import ROOT, LiveServer
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

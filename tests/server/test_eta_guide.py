@@ -7,9 +7,9 @@ import re
 from typing import Any, NamedTuple
 
 import pytest
-from conftest import ROOT
 
 from tests.sdk.real_engine import Job, run_jobs
+from tests.server.conftest import ROOT
 
 GUIDE = (ROOT / "docs" / "eta.md").read_text(encoding="utf-8")
 SECTIONS = [

@@ -7,9 +7,9 @@ import json
 import re
 
 import pytest
-from conftest import ROOT
 
 from tests.sdk.real_engine import Ended, Job, talk_to
+from tests.server.conftest import ROOT
 from tests.server.guide_blocks import EXAMPLES, GUIDE, Example, as_shown
 
 SDK = ROOT / "inferlet_sdk" / "python" / "inferlet"

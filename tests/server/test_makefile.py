@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+
+from tests.server.conftest import ROOT
 
 
 def make(folder: Path, target: str, *settings: str, **commands: str) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,8 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import TINY_CONTEXT, LiveServer
+
+from tests.server.conftest import TINY_CONTEXT, LiveServer
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 

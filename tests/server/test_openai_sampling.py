@@ -10,7 +10,8 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import LiveServer
+
+from tests.server.conftest import LiveServer
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 SAY_YES = [{"role": "user", "content": "Say: yes yes yes yes yes yes yes yes"}]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TINY_CONTEXT, pie_serve
 from tiny_gguf import write_tiny_gguf
 
 from pie_core.text.chat import ChatEncoder
@@ -26,6 +25,7 @@ from pie_server.logs import configure
 from pie_server.pace import Paces
 from pie_server.prewarm import Opening, opening
 from pie_server.service import Service
+from tests.server.conftest import TINY_CONTEXT, pie_serve
 
 SYSTEM = {"role": "system", "content": "You answer in one word, and you never say why. " * 3}
 ASK, ANSWER = {"role": "user", "content": "Name a colour."}, {"role": "assistant", "content": "Red."}

@@ -16,7 +16,7 @@ from pie_core.engine.forward import Geometry, PassSpec
 from pie_core.engine.loop import Engine
 from pie_core.engine.model_runner import ModelRunner
 from pie_core.eta import Model, intrinsics, reduce_argmax, trace_epilogue
-from pie_core.eta.trace import Traced
+from pie_core.eta.tracing import Traced
 from pie_core.host.deadlock import NOBODY_SENDS
 from pie_core.weights import open_gguf
 from pie_server.adapters.cpu_module import open_cpu_device

@@ -11,6 +11,7 @@ from pie_core.eta import is_tracing
 from . import _host
 from ._loop import HostFuture
 from ._mailbox import Mailbox
+from ._refusals import COMPARED, USED, refuse
 from ._room import with_room
 from ._values import DTYPES, _short, check_int, decode, infer_dtype, is_list, shape_of, to_words
 from .errors import UsageError
@@ -146,3 +147,22 @@ class Channel:
 
     def __repr__(self) -> str:
         return f"Channel({self.dtype!r}, {self.shape}, {self.capacity})"
+
+
+def _untaken(self: object, what: str) -> UsageError:
+    return UsageError(
+        f"Channel: {what} needs a value, which a channel only holds; inside an epilogue .take() or .read() gives it, outside "
+        "await ch.take() (whether there is a channel at all: ch is not None)"
+    )
+
+
+def _equals(self: Channel, other: object) -> bool:
+    """Identity, which containers need; a comparison with anything that is no channel is meant for the value."""
+    if isinstance(other, Channel) or other is None:
+        return self is other
+    raise _untaken(self, "==")
+
+
+refuse(Channel, _untaken, COMPARED, USED)
+Channel.__eq__ = _equals  # type: ignore[method-assign,assignment]
+Channel.__hash__ = object.__hash__  # type: ignore[method-assign]

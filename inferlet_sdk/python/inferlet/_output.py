@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ._loop import loop
+from ._refusals import COMPARED, SHOWN, USED, refuse
 from ._values import decode
 from .errors import NotAwaited, NotSubmitted, UsageError, again
 
@@ -16,36 +17,8 @@ if TYPE_CHECKING:
 _UNSETTLED = object()
 
 
-def _refuse(what: str, *names: str) -> dict[str, Callable[..., NoReturn]]:
-    def needs_value(self: object, *args: object) -> NoReturn:
-        raise NotAwaited(f"{type(self).__name__}: {what} needs the value; await it first, for example value = await out")
-
-    return dict.fromkeys(names, needs_value)
-
-
-_COMPARED = {
-    **_refuse("a comparison", "__lt__", "__le__", "__gt__", "__ge__"),
-    **_refuse("text (str, print, an f-string)", "__str__", "__format__"),
-}
-_USED = {
-    **_COMPARED,
-    **_refuse("a test for truth (if, while, and, or, not)", "__bool__"),
-    **_refuse("int(), float() or an index", "__int__", "__float__", "__complex__", "__index__"),
-    **_refuse("rounding", "__round__", "__trunc__", "__floor__", "__ceil__"),
-    **_refuse("len()", "__len__"),
-    **_refuse("iterating or unpacking", "__iter__", "__reversed__"),
-    **_refuse("`in`", "__contains__"),
-    **_refuse("indexing", "__getitem__"),
-    **_refuse(
-        "arithmetic",
-        *("__neg__", "__pos__", "__abs__", "__invert__"),
-        *(
-            f"__{side}{op}__"
-            for op in ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "and", "or", "xor", "lshift", "rshift")
-            for side in ("", "r")
-        ),
-    ),
-}
+def _unawaited(self: object, what: str) -> NotAwaited:
+    return NotAwaited(f"{type(self).__name__}: {what} needs the value; await it first, for example value = await out")
 
 
 def _equals(self: object, other: object) -> bool:
@@ -67,10 +40,11 @@ def _watched(self: object, callback: object, *, context: object = None) -> NoRet
     raise UsageError(f"{name}: asyncio.wait takes tasks; give it asyncio.ensure_future(out), or use asyncio.gather or as_completed")
 
 
-def _guarded(cls: type, refused: dict[str, Callable[..., NoReturn]]) -> None:
+def _guarded(cls: type, *uses: dict[str, tuple[str, ...]]) -> None:
     """Make `cls` refuse to be used as its value. Without this `if out == 30` would silently be false, and `if out` true, for ever."""
+    refuse(cls, _unawaited, *uses)
     own = {"__eq__": _equals, "__ne__": _differs, "__hash__": object.__hash__, "add_done_callback": _watched}
-    for name, function in (refused | own).items():
+    for name, function in own.items():
         setattr(cls, name, function)
 
 
@@ -165,5 +139,5 @@ class NoOutputs(Outputs):
         return ()
 
 
-_guarded(Output, _USED)
-_guarded(Outputs, _COMPARED)
+_guarded(Output, COMPARED, SHOWN, USED)
+_guarded(Outputs, COMPARED, SHOWN)

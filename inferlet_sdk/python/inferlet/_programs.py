@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pie_core.eta import trace_epilogue
-from pie_core.eta.trace import trace_stage
+from pie_core.eta.tracing import trace_stage
 
 from . import _host, _memo, _room, model
 
