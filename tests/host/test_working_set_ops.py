@@ -236,7 +236,7 @@ async def test_a_pass_that_the_engine_refuses_fails_what_comes_behind_it(later: 
     runner.bad_programs = {counting.program.hash}
     async with running(runner) as engine:
         (first, second), token = await run(engine, script)
-    words = "the epilogue did not compile: the shader compiler refused it"
+    words = "this device does not take the epilogue: the shader compiler refused it"
     assert first == ["PassFailed", words]
     assert second[0] == "PassFailed" and second[1].startswith(f"an earlier pass on this working set failed: {words}; go on from a fork")
     assert token == reference([*STEM, 9])
