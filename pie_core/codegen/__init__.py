@@ -8,6 +8,7 @@ from pie_core.codegen.maps import emit_map_cpu, emit_map_wgsl
 from pie_core.codegen.wgsl import WgslKernel, emit_epilogue_wgsl
 from pie_core.codegen.wgsl_split import emit_epilogue_wgsl_split
 from pie_core.codegen.wgsl_text import wgsl_text
+from pie_core.codegen.wgsl_unroll import keep_loops
 from pie_core.eta.program import RENDERERS
 
 RENDERERS["wgsl"] = wgsl_text
@@ -21,6 +22,7 @@ __all__ = [
     "emit_epilogue_wgsl_split",
     "emit_map_cpu",
     "emit_map_wgsl",
+    "keep_loops",
     "lane_layout",
     "wgsl_text",
 ]

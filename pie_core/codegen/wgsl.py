@@ -30,6 +30,7 @@ class Epilogue(Values):
         self.routines = Routines(grid.workgroup)
         self.joiner = Joiner(grid.workgroup)
         self.status: dict[int, str] = {}  # read-out -> name of its NaN flag
+        self._met = 0
 
     def title(self, number: int, text: str) -> None:
         """A comment that opens a part of the kernel."""
@@ -42,6 +43,15 @@ class Epilogue(Values):
         for loop in loops:
             folds += write_loop(self, loop, self.grid, self.joiner)
         return folds
+
+    def meet(self) -> None:
+        """A barrier behind which all threads see the scratch that was written, and may write what was read."""
+        self.line("storageBarrier();")
+        self._met = len(self.lines)
+
+    def touched_scratch(self) -> bool:
+        """Whether anything read or wrote scratch since the threads last met."""
+        return any("scratch[" in line for line in self.lines[self._met :])
 
     def join(self, folds: Sequence[Accumulator]) -> None:
         """Join the threads' parts; the results are scalars from here on."""
@@ -57,7 +67,7 @@ class Epilogue(Values):
         """All skeletons of a phase, a barrier behind each."""
         for skeleton in phase.skeletons:
             self.routines.call(self, skeleton)
-            self.line("storageBarrier();")
+            self.meet()
 
     def results(self, guard: str = "lid == 0u") -> None:
         """Scalar stores and the status word, by one thread."""
@@ -138,14 +148,14 @@ def emit_epilogue_wgsl(program: Program, workgroup: int = 256, groups: int = 1, 
     body = Epilogue(plan, Grid(workgroup, groups))
     for number, phase in enumerate(plan.phases):
         body.title(number, phase_title(number, phase))
+        stores = stores_scratch(phase)
+        if stores and body.touched_scratch():
+            body.meet()  # what an earlier phase read is written here
         folds = body.loops(phase.loops)
-        met = stores_scratch(phase) or (phase.skeletons and number)
-        if met:
-            body.line("storageBarrier();")
+        if stores or (phase.skeletons and body.touched_scratch()):
+            body.meet()
         body.join(folds)
         body.skeletons(phase)
-        if plan.scratch_words and not met and not phase.skeletons and number + 1 < len(plan.phases):
-            body.line("storageBarrier();")  # the next phase may write what this one read
     body.title(len(plan.phases), "scalar results")
     body.results()
     check_total(body.iterations, body.barriers)

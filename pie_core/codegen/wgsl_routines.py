@@ -113,6 +113,11 @@ def fill(text: str, **values: object) -> str:
     return Template(text).substitute({k: f"{v}u" if isinstance(v, int) else str(v) for k, v in values.items()})
 
 
+def again(rows: int, barrier: str = "workgroupBarrier") -> str:
+    """The end of a loop over rows: a barrier, since the next row writes what this one read; nothing where there is no next row."""
+    return f"\n    {barrier}();" if rows > 1 else ""
+
+
 def scan(value: str, dtype: str, join: str, identity: str) -> str:
     """Statements of a function that returns `value` joined over the threads before this one, in order: at most one iteration a thread.
     `join` is an expression over {0}, the sum, and {1}. Some barrier has to stand before the next call."""

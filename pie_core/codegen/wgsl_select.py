@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pie_core.codegen.wgsl_routines import BINS, Routine, Rows, digit_iterations, fill, key_at
+from pie_core.codegen.wgsl_routines import BINS, Routine, Rows, again, digit_iterations, fill, key_at
 from pie_core.codegen.wgsl_writer import region_value, region_word
 
 # (the key where `want` is reached, walking from the greatest down; the count or mass of what is above it), for a row from index `first`
@@ -94,8 +94,7 @@ $select
       }
       scratch[values + rank] = $word;
       scratch[indices + rank] = at;
-    }
-    storageBarrier();
+    }$again
   }
 }"""
 
@@ -130,5 +129,5 @@ def top_k(source: Rows, k: int, workgroup: int) -> Routine:
     part = -(-n // workgroup)
     word = region_word(region, "first + at")
     key = key_at(region, "first + i", dtype)
-    text = fill(TOP_K, n=n, k=k, rows=rows, wg=workgroup, part=part, select=select, key=key, word=word)
+    text = fill(TOP_K, n=n, k=k, rows=rows, wg=workgroup, part=part, select=select, key=key, word=word, again=again(rows, "storageBarrier"))
     return Routine(text, rows * (1 + iterations + 2 * part + workgroup + -(-k // workgroup) * (1 + k)))

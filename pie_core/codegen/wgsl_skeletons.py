@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pie_core.codegen.wgsl_folds import ONE_STEP
 from pie_core.codegen.wgsl_loops import BARRIERS
-from pie_core.codegen.wgsl_routines import Routine, Rows, fill, key_at, scan
+from pie_core.codegen.wgsl_routines import Routine, Rows, again, fill, key_at, scan
 from pie_core.codegen.wgsl_writer import region_value, region_word, value_of, word_of
 
 SERIAL_PRODUCT = 1024  # longest row whose running product one thread makes: parts alone may overflow where the whole does not
@@ -34,7 +35,25 @@ RADIX = """  for (var turn = 0u; turn < $turns; turn += 1u) {
     for (var d = 0u; d < 16u; d += 1u) { scratch[counts + d * $wg] = 0u; }
     for (var i = start; i < end; i += 1u) { scratch[counts + ((scratch[keys + i] >> shift) & 15u) * $wg] += 1u; }
     storageBarrier();
-    var mine = 0u;
+$places
+    for (var i = start; i < end; i += 1u) {
+      let key = scratch[keys + i];
+      let digit = (key >> shift) & 15u;
+      let to = min($place, $n - 1u);
+      $place += 1u;
+      scratch[sorted + to] = key;
+      scratch[sorted + $n + to] = scratch[keys + $n + i];
+    }
+    storageBarrier();
+  }"""
+# Where the elements of each digit go in a thread's part. Each thread of a small workgroup walks all counts of a long row: no barrier.
+WALK_COUNTS = """    var places: array<u32, 16>;
+    var place = 0u;
+    for (var j = 0u; j < $counts; j += 1u) {
+      if (j % $wg == lid) { places[j / $wg] = place; }
+      place += scratch[all + j];
+    }"""
+SHARE_COUNTS = """    var mine = 0u;
     for (var j = 0u; j < 16u; j += 1u) { mine += scratch[all + lid * 16u + j]; }
     var place = before(lid, mine);
     for (var j = all + lid * 16u; j < all + lid * 16u + 16u; j += 1u) {
@@ -42,17 +61,7 @@ RADIX = """  for (var turn = 0u; turn < $turns; turn += 1u) {
       scratch[j] = place;
       place += count;
     }
-    storageBarrier();
-    for (var i = start; i < end; i += 1u) {
-      let key = scratch[keys + i];
-      let count = counts + ((key >> shift) & 15u) * $wg;
-      let to = min(scratch[count], $n - 1u);
-      scratch[count] += 1u;
-      scratch[sorted + to] = key;
-      scratch[sorted + $n + to] = scratch[keys + $n + i];
-    }
-    storageBarrier();
-  }"""
+    storageBarrier();"""
 
 SORT = """fn NAME(lid: u32, source: u32, values: u32, indices: u32, work: u32) {  // stable radix sort of each row, four bits a pass
   let start = min(lid * $part, $n);
@@ -61,18 +70,16 @@ SORT = """fn NAME(lid: u32, source: u32, values: u32, indices: u32, work: u32) {
   let counts = all + lid;
   for (var row = 0u; row < $rows; row += 1u) {
     let first = source + row * $n;
-    for (var i = lid; i < $n; i += $wg) {
+    for (var i = start; i < end; i += 1u) {
       scratch[work + i] = ~$key;
       scratch[work + $n + i] = i;
     }
-    storageBarrier();
 $turns_of_keys
     for (var j = lid; j < $k; j += $wg) {
       let at = scratch[work + $n + j];
       scratch[values + row * $k + j] = $word;
       scratch[indices + row * $k + j] = at;
-    }
-    storageBarrier();
+    }$again
   }
 }"""
 
@@ -99,8 +106,7 @@ fn NAME(lid: u32, source: u32, result: u32) {  // each thread a part of the row,
     for (var i = start; i < end; i += 1u) {
       run = run $join $value;
       scratch[result + i] = $word;
-    }
-    workgroupBarrier();
+    }$again
   }
 }"""
 
@@ -196,17 +202,27 @@ def sort(source: Rows, k: int, workgroup: int) -> Routine:
     text = fill(
         SORT, n=n, four_n=4 * n, k=k, rows=rows, wg=workgroup, part=part,
         key=key_at(region, "first + i", dtype), word=region_word(region, "first + at"), turns_of_keys=_radix(n, 8, workgroup, "    "),
+        again=again(rows, "storageBarrier"),
     )  # fmt: skip
     return Routine(text, rows * (1 + part + _radix_iterations(n, 8, workgroup) + -(-k // workgroup)))
 
 
+def _walks(n: int, workgroup: int) -> bool:
+    """Whether walking all counts of a turn takes no longer than one of its two passes over the keys."""
+    return workgroup <= ONE_STEP and 16 * workgroup <= n // workgroup
+
+
 def _radix(n: int, turns: int, workgroup: int, indent: str) -> str:
-    text = fill(RADIX, n=n, two_n=2 * n, turns=turns, wg=workgroup)
+    walks = _walks(n, workgroup)
+    places = fill(WALK_COUNTS if walks else SHARE_COUNTS, counts=16 * workgroup, wg=workgroup)
+    place = "places[digit]" if walks else fill("scratch[counts + digit * $wg]", wg=workgroup)
+    text = fill(RADIX, n=n, two_n=2 * n, turns=turns, wg=workgroup, places=places, place=place)
     return "\n".join(indent + line[2:] for line in text.splitlines())
 
 
 def _radix_iterations(n: int, turns: int, workgroup: int) -> int:
-    return turns * (1 + 2 * -(-n // workgroup) + 3 * 16 + workgroup)
+    counts = 16 + 16 * workgroup if _walks(n, workgroup) else 3 * 16 + workgroup
+    return turns * (1 + 2 * -(-n // workgroup) + counts)
 
 
 def scatter_set(base: Rows, index: Rows, values: str, workgroup: int) -> Routine:
@@ -235,7 +251,8 @@ def running(product: bool, source: Rows, workgroup: int) -> Routine:
     together = rows * (1 + 2 * part + workgroup)
     if serial <= together + rows * BARRIERS or (product and dtype == "f32" and n <= SERIAL_PRODUCT):
         return Routine(fill(RUNNING_SERIAL, wg=workgroup, **values), serial)
-    return Routine(fill(RUNNING, part=part, dtype=dtype, scan=scan("part", dtype, f"{{0}} {join} {{1}}", identity), **values), together)
+    parts = scan("part", dtype, f"{{0}} {join} {{1}}", identity)
+    return Routine(fill(RUNNING, part=part, dtype=dtype, scan=parts, again=again(rows), **values), together)
 
 
 def matmul(a: Rows, b: Rows, workgroup: int) -> Routine:

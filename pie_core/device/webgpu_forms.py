@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pie_core.codegen import WgslKernel, emit_epilogue_wgsl, emit_epilogue_wgsl_split
+from pie_core.codegen import WgslKernel, emit_epilogue_wgsl, emit_epilogue_wgsl_split, keep_loops
 from pie_core.codegen.schedule import Schedule, schedule
 from pie_core.codegen.wgsl_split import longest_loop, loop_iterations
 from pie_core.codegen.wgsl_work import lane_work
@@ -43,6 +43,8 @@ def epilogue_forms(program: Program, adapter_class: Literal["software", "gpu"]) 
     if fused is not None and fused.barriers > FUSED_BARRIERS[adapter_class]:
         fused = None
     split = emit_epilogue_wgsl_split(program, parts, plan=plan) if parts > 1 or fused is None else ()
+    if adapter_class == "software":
+        fused, split = fused and keep_loops(fused), tuple(map(keep_loops, split))
     forms = (fused,) if fused is not None else split
     lines = sum(kernel.source.count("\n") for kernel in {*forms, *split})
     first = JIT_LINE * lines + JIT_BARRIER * sum(kernel.barriers for kernel in forms) if adapter_class == "software" else 0

@@ -109,6 +109,9 @@ for dtype, shape in (("f32", (3, 1100)), ("i32", (1200,)), ("u32", (1200,)), ("f
     case(f"{dtype} {shape}", "top_k", ((dtype, shape),), k=1)
 for k in (1024, 1025, 1500):
     case("f32 1500", "top_k", (("f32", (1500,)),), k=k)
+LONG = (("f32", (16383,)), ("f32", (16384,)), ("i32", (20_000,)), ("f32", (2, 16_500)))  # from 16,384 on all counts are walked
+for dtype, shape in LONG:
+    case(f"{dtype} {shape} long", "sort_desc", ((dtype, shape),), few)
 for shape in ((1,), (63,), (1025,), (3000,), (2, 3, 4, 5), (3, 2000), (300, 3)):
     case(f"f32 {shape}", "cumsum", (("f32", shape),), tame, LOOSE)
     case(f"f32 {shape}", "cumprod", (("f32", shape),), near_one, LOOSE)
@@ -121,7 +124,7 @@ for name in ("scatter_set", "scatter_add"):
         ("f32", "i32", (2, 40), 70),
     ):  # fmt: skip
         case(f"{dtype} {base} {m}", name, ((dtype, base), (index, (m,)), (dtype, (m, *base[1:]))), indices(base[0]), LOOSE)
-for base, m in (((300,), 1024), ((300,), 1025), ((4097,), 3000), ((70, 3), 1500)):  # up to SMALL_SORT updates one by one, then by sorting
+for base, m in (((300,), 1024), ((300,), 1025), ((4097,), 3000), ((70, 3), 1500), ((300,), 17_000)):  # sorted from SMALL_SORT on
     case(f"many {base} {m}", "scatter_set", (("f32", base), ("i32", (m,)), ("f32", (m, *base[1:]))), indices(base[0]))
 for name in ("scatter_set", "scatter_add"):  # the order of a sorted row names no row twice
     for n, m in ((40, 300), (2000, 1500)):

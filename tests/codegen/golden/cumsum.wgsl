@@ -23,7 +23,6 @@ fn run_cumsum_0(lid: u32, source: u32, result: u32) {  // each thread a part of 
       run = run + bitcast<f32>(arena[source + i]);
       scratch[result + i] = bitcast<u32>(run);
     }
-    workgroupBarrier();
   }
 }
 @compute @workgroup_size(256)

@@ -41,9 +41,9 @@ fn run_scatter_set_0(lid: u32, base: u32, index: u32, values: u32, result: u32, 
     storageBarrier();
     for (var i = start; i < end; i += 1u) {
       let key = scratch[keys + i];
-      let count = counts + ((key >> shift) & 15u) * 256u;
-      let to = min(scratch[count], 1200u - 1u);
-      scratch[count] += 1u;
+      let digit = (key >> shift) & 15u;
+      let to = min(scratch[counts + digit * 256u], 1200u - 1u);
+      scratch[counts + digit * 256u] += 1u;
       scratch[sorted + to] = key;
       scratch[sorted + 1200u + to] = scratch[keys + 1200u + i];
     }

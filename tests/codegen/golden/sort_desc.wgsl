@@ -31,11 +31,10 @@ fn run_sort_desc_0(lid: u32, source: u32, values: u32, indices: u32, work: u32) 
   let counts = all + lid;
   for (var row = 0u; row < 1u; row += 1u) {
     let first = source + row * 49152u;
-    for (var i = lid; i < 49152u; i += 256u) {
+    for (var i = start; i < end; i += 1u) {
       scratch[work + i] = ~f_key(logits[first + i]);
       scratch[work + 49152u + i] = i;
     }
-    storageBarrier();
     for (var turn = 0u; turn < 8u; turn += 1u) {
       let shift = 4u * turn;
       let keys = work + (turn & 1u) * 98304u;
@@ -54,9 +53,9 @@ fn run_sort_desc_0(lid: u32, source: u32, values: u32, indices: u32, work: u32) 
       storageBarrier();
       for (var i = start; i < end; i += 1u) {
         let key = scratch[keys + i];
-        let count = counts + ((key >> shift) & 15u) * 256u;
-        let to = min(scratch[count], 49152u - 1u);
-        scratch[count] += 1u;
+        let digit = (key >> shift) & 15u;
+        let to = min(scratch[counts + digit * 256u], 49152u - 1u);
+        scratch[counts + digit * 256u] += 1u;
         scratch[sorted + to] = key;
         scratch[sorted + 49152u + to] = scratch[keys + 49152u + i];
       }
@@ -67,7 +66,6 @@ fn run_sort_desc_0(lid: u32, source: u32, values: u32, indices: u32, work: u32) 
       scratch[values + row * 49152u + j] = bitcast<u32>(logits[first + at]);
       scratch[indices + row * 49152u + j] = at;
     }
-    storageBarrier();
   }
 }
 @compute @workgroup_size(256)

@@ -109,7 +109,6 @@ fn run_top_k_0(lid: u32, source: u32, values: u32, indices: u32, work: u32) {  /
       scratch[values + rank] = bitcast<u32>(logits[first + at]);
       scratch[indices + rank] = at;
     }
-    storageBarrier();
   }
 }
 @compute @workgroup_size(256)
