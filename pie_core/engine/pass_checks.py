@@ -24,7 +24,7 @@ def check_tokens(tokens: object, sets: int, limits: RunnerLimits) -> tuple[Seque
     if isinstance(tokens, (list, tuple)):
         lists = _lists(tokens, sets)
         for k, ids in enumerate(lists):
-            check_ids(f"tokens[{k}]", ids, limits.vocab)
+            check_ids("tokens" if ids is tokens else f"tokens[{k}]", ids, limits.vocab)
         return lists, [len(ids) for ids in lists]
     if not hasattr(tokens, "cell_words"):  # asking for a protocol takes as long as all the rest of a submit
         raise InvalidPass(f"tokens: a list of ids, a list of lists or a Channel is needed, got {type(tokens).__name__}")
@@ -84,9 +84,10 @@ def _lists(tokens: Sequence[object], sets: int) -> list[Sequence[int]]:
         raise InvalidPass(f"tokens: {len(lists)} lists of ids for {sets} working sets: give one list each")
     checked: list[Sequence[int]] = []
     for k, ids in enumerate(lists):
+        field = f"tokens[{k}]" if nested else "tokens"
         if not isinstance(ids, (list, tuple)):
-            raise InvalidPass(f"tokens[{k}]: a list of ids is needed, got {type(ids).__name__}")
+            raise InvalidPass(f"{field}: a list of ids is needed, got {type(ids).__name__}")
         if not ids:
-            raise InvalidPass(f"tokens[{k}] is empty: a pass needs at least one token for each working set")
+            raise InvalidPass(f"{field} is empty: a pass needs at least one token for each working set")
         checked.append(ids)
     return checked

@@ -262,7 +262,7 @@ async def test_dropped_sets_live_until_their_passes_end() -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"tokens": []}, "empty"),
     ({"tokens": "abc"}, "list of ids"),
-    ({"tokens": [1, "2"]}, r"tokens\[0\]\[1\] = '2'"),
+    ({"tokens": [1, "2"]}, r"tokens\[1\] = '2'"),
     ({"tokens": [True]}, "True"),
     ({"tokens": [VOCAB]}, f"0 .. {VOCAB - 1}"),
     ({"tokens": [-1]}, "-1"),

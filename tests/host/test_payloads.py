@@ -79,7 +79,7 @@ GARBAGE = [
     ("submit", submit(tokens=f'["{"x" * SIZE}"]'), "UsageError", "tokens = ['xxx"),
     ("submit", submit(reads=f"[{ROWS}]"), "UsageError", "reads = [[[1, 2"),
     ("submit", submit(reads=f'[["{"x" * SIZE}"]]'), "UsageError", "a list of at most 256 lists with at most 16384 positions together"),
-    ("submit", submit(tokens=f"[{'1,' * 300_000}-1]"), "InvalidPass", "tokens[0][300000] = -1 is not a token id"),
+    ("submit", submit(tokens=f"[{'1,' * 300_000}-1]"), "InvalidPass", "tokens[300000] = -1 is not a token id"),
 ]
 
 

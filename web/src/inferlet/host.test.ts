@@ -211,9 +211,10 @@ test("tokens of a pass are checked against the working sets and the vocabulary",
   const { host: made, call, posted } = started();
   made.beginRun('{"model":{"vocab":10,"hidden":4}}');
   for (const [tokens, message] of [
-    [[1, 10], /^tokens\[0\]\[1\] = 10 is not a token id: whole numbers 0 \.\. 9 are$/],
-    [["a"], /^tokens\[0\]\[0\] = 'a' is not/],
-    [[], /^tokens\[0\] is empty/],
+    [[1, 10], /^tokens\[1\] = 10 is not a token id: whole numbers 0 \.\. 9 are$/],
+    [["a"], /^tokens\[0\] = 'a' is not/],
+    [[["a"]], /^tokens\[0\]\[0\] = 'a' is not/],
+    [[], /^tokens is empty/],
     [[[1], [2]], /^tokens: 2 lists of ids for 1 working sets/],
   ] as const) {
     refused("InvalidPass", message)(call("submit", { ...submit(3), tokens }));

@@ -26,12 +26,14 @@ export interface Use {
 /** The number of tokens for each of `sets` working sets. Throws Refusal (InvalidPass). */
 export function checkTokens(tokens: unknown, sets: number, model: ModelLimits): number[] {
   if (!Array.isArray(tokens)) return checkCell(tokens as ChannelEntry, sets, model);
-  const lists: unknown[] = Array.isArray(tokens[0]) ? tokens : [tokens];
+  const nested = Array.isArray(tokens[0]);
+  const lists: unknown[] = nested ? tokens : [tokens];
   if (lists.length !== sets) throw invalid(`tokens: ${lists.length} lists of ids for ${sets} working sets: give one list each`);
   return lists.map((ids, k) => {
-    if (!Array.isArray(ids)) throw invalid(`tokens[${k}]: a list of ids is needed, got ${typeName(ids)}`);
-    if (ids.length === 0) throw invalid(`tokens[${k}] is empty: a pass needs at least one token for each working set`);
-    checkIds(`tokens[${k}]`, ids, model.vocab);
+    const field = nested ? `tokens[${k}]` : "tokens";
+    if (!Array.isArray(ids)) throw invalid(`${field}: a list of ids is needed, got ${typeName(ids)}`);
+    if (ids.length === 0) throw invalid(`${field} is empty: a pass needs at least one token for each working set`);
+    checkIds(field, ids, model.vocab);
     return ids.length;
   });
 }
