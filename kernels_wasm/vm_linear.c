@@ -1,21 +1,22 @@
 // Scans along rows, matrix products and scatters, each in one fixed order: a row alone and in a batch have the same bits.
 #include "vm.h"
 
-// table: rows, n. Strictly left to right.
-#define VM_SCAN(name, T, OP)                                              \
+// table: rows, n. Left to right in WIDE, which for floats leaves one rounding an element.
+#define VM_SCAN(name, T, WIDE, OP)                                        \
   void name(const VmArgs *x) {                                            \
     const uint32_t *t = words(x->c);                                      \
     const T *a = (const T *)(const void *)x->a;                           \
     T *out = (T *)(void *)x->d;                                           \
     for (uint32_t r = 0; r < t[0]; r++, a += t[1], out += t[1]) {         \
-      T all = out[0] = a[0];                                              \
-      for (uint32_t i = 1; i < t[1]; i++) out[i] = all = all OP a[i];     \
+      WIDE all = a[0];                                                    \
+      out[0] = a[0];                                                      \
+      for (uint32_t i = 1; i < t[1]; i++) out[i] = (T)(all = all OP a[i]);\
     }                                                                     \
   }
-VM_SCAN(vm_cumsum_f32, float, +)
-VM_SCAN(vm_cumsum_u32, uint32_t, +)
-VM_SCAN(vm_cumprod_f32, float, *)
-VM_SCAN(vm_cumprod_u32, uint32_t, *)
+VM_SCAN(vm_cumsum_f32, float, double, +)
+VM_SCAN(vm_cumsum_u32, uint32_t, uint32_t, +)
+VM_SCAN(vm_cumprod_f32, float, double, *)
+VM_SCAN(vm_cumprod_u32, uint32_t, uint32_t, *)
 
 enum { DEPTH = 128 };  // products summed on their own before they join the sum of an element: short chains of roundings
 

@@ -50,7 +50,8 @@ class Routines:
         """Write the call of a skeleton, or of some of its rows; a barrier has to stand before and after it. Raises TooLong."""
         node = body.plan.node(skeleton.id)
         routine, operands = self._routine(body, skeleton, node, part)
-        body.spend(routine.iterations)
+        shapes = [list(body.plan.program.ops[a].shape) for a in node.args if body.plan.program.ops[a].shape]
+        body.spend(routine.iterations, f"{node.name} of {', '.join(map(str, shapes))}")
         name = self._names.get(routine.text)
         if name is None:
             name = self._names[routine.text] = f"run_{node.name}_{len(self._names)}"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from pie_core.codegen.wgsl_folds import ONE_STEP
 from pie_core.codegen.wgsl_loops import BARRIERS
 from pie_core.codegen.wgsl_routines import Routine, Rows, again, fill, key_at, scan
 from pie_core.codegen.wgsl_writer import region_value, region_word, value_of, word_of
 
+SHORT_SUM = 64  # longest chain of roundings of a sum that is not cut into blocks
 SERIAL_PRODUCT = 1024  # longest row whose running product one thread makes: parts alone may overflow where the whole does not
 
 RANKS = """fn NAME(lid: u32, source: u32, values: u32, indices: u32) {  // rank of an element: how many of its row come before it
@@ -106,6 +109,47 @@ fn NAME(lid: u32, source: u32, result: u32) {  // each thread a part of the row,
     for (var i = start; i < end; i += 1u) {
       run = run $join $value;
       scratch[result + i] = $word;
+    }$again
+  }
+}"""
+
+# Sums of f32, block by block: chains of roundings stay short.
+RUNNING_SERIAL_BLOCKS = """fn NAME(lid: u32, source: u32, result: u32) {  // one row a thread, left to right
+  for (var row = lid; row < $rows; row += $wg) {
+    let end = row * $n + $n;
+    var run = 0.0;
+    for (var first = row * $n; first < end; first += $block) {
+      var some = 0.0;
+      for (var i = first; i < min(first + $block, end); i += 1u) {
+        some = some + $value;
+        scratch[result + i] = bitcast<u32>(run + some);
+      }
+      run = run + some;
+    }
+  }
+}"""
+
+RUNNING_BLOCKS = """fn NAME_before(lid: u32, part: f32) -> f32 {
+$scan
+}
+fn NAME(lid: u32, source: u32, result: u32) {  // each thread a part of the row, from what the parts before it come to
+  for (var row = 0u; row < $rows; row += 1u) {
+    let start = row * $n + min(lid * $part, $n);
+    let end = row * $n + min(lid * $part + $part, $n);
+    var run = 0.0;
+    for (var first = start; first < end; first += $block) {
+      var some = 0.0;
+      for (var i = first; i < min(first + $block, end); i += 1u) { some = some + $value; }
+      run = run + some;
+    }
+    run = NAME_before(lid, run);
+    for (var first = start; first < end; first += $block) {
+      var some = 0.0;
+      for (var i = first; i < min(first + $block, end); i += 1u) {
+        some = some + $value;
+        scratch[result + i] = bitcast<u32>(run + some);
+      }
+      run = run + some;
     }$again
   }
 }"""
@@ -247,12 +291,25 @@ def running(product: bool, source: Rows, workgroup: int) -> Routine:
     value = region_value(region, "source + i", dtype)
     part = -(-n // workgroup)
     values = {"rows": rows, "n": n, "identity": identity, "join": join, "value": value, "word": word_of("run", dtype)}
+    sums = dtype == "f32" and not product
     serial = -(-rows // workgroup) * (1 + n)
     together = rows * (1 + 2 * part + workgroup)
     if serial <= together + rows * BARRIERS or (product and dtype == "f32" and n <= SERIAL_PRODUCT):
+        if sums and n > SHORT_SUM:
+            block = _block(n)
+            serial = -(-rows // workgroup) * (1 + n + -(-n // block))
+            return Routine(fill(RUNNING_SERIAL_BLOCKS, wg=workgroup, block=block, **values), serial)
         return Routine(fill(RUNNING_SERIAL, wg=workgroup, **values), serial)
-    parts = scan("part", dtype, f"{{0}} {join} {{1}}", identity)
-    return Routine(fill(RUNNING, part=part, dtype=dtype, scan=parts, again=again(rows), **values), together)
+    values |= {"part": part, "scan": scan("part", dtype, f"{{0}} {join} {{1}}", identity), "again": again(rows)}
+    if sums and part > SHORT_SUM:
+        block = _block(part)
+        return Routine(fill(RUNNING_BLOCKS, block=block, **values), together + rows * 2 * -(-part // block))
+    return Routine(fill(RUNNING, dtype=dtype, **values), together)
+
+
+def _block(n: int) -> int:
+    """Elements of a block, of which n elements have as many as a block has elements."""
+    return math.isqrt(n - 1) + 1
 
 
 def matmul(a: Rows, b: Rows, workgroup: int) -> Routine:

@@ -92,11 +92,14 @@ class Writer:
         self._names: list[set[str]] = [set()]  # taken, by block
         self._times = 1  # iterations of the loops around this line
 
-    def spend(self, iterations: int) -> None:
-        """Account for iterations of one invocation."""
+    def spend(self, iterations: int, what: str = "") -> None:
+        """Account for iterations of one invocation, of an op `what` where it is one."""
         self.iterations += iterations
         if self.iterations > MAX_ITERATIONS:
-            raise TooLong(f"one launch would run {self.iterations} or more loop iterations an invocation, the bound is {MAX_ITERATIONS}")
+            raise TooLong(
+                f"one launch would run {self.iterations} or more loop iterations an invocation, the bound is {MAX_ITERATIONS}"
+                f"{f', at {what}' if what else ''}: use shorter rows or fewer indices, or split it over several passes"
+            )
 
     def line(self, text: str) -> None:
         """Append one line at the present indent."""

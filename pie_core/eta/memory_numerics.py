@@ -45,6 +45,13 @@ def mask_apply(np: NumPy, x: Array, packed: Array) -> Array:
     return np.where(bits != 0, x, np.float32(-np.inf))
 
 
+def running(np: NumPy, x: Array, name: str) -> Array:
+    """cumsum or cumprod along the last axis, f32 in f64 so that one rounding an element is left."""
+    wide = np.float64 if x.dtype.kind == "f" else x.dtype
+    with np.errstate(over="ignore", invalid="ignore"):
+        return getattr(np, name)(x, axis=-1, dtype=wide).astype(x.dtype)
+
+
 def order_key(np: NumPy, x: Array) -> Array:
     """Any numeric dtype to u32 keys whose order is the order of sorting: larger is greater, NaN is 0."""
     if x.dtype.kind == "f":

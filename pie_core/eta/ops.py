@@ -223,9 +223,9 @@ _row("pivot_mass", 3, "pivot", rules.pivot_mass, {}, {}, memory_numerics.pivot_m
      "2^-30; never where the order is a NaN.", dtypes=_F32, constants={2: "f32"})  # fmt: skip
 
 # Skeletons: from memory to memory.
-_row("cumsum", 1, "skeleton", rules.cumulative, {}, {}, lambda np, a: np.cumsum(a, axis=-1, dtype=a.dtype),
+_row("cumsum", 1, "skeleton", rules.cumulative, {}, {}, lambda np, a: memory_numerics.running(np, a, "cumsum"),
      "Running sum along the last axis, left to right; integers wrap.", "cumsum", dtypes=NUMERIC)  # fmt: skip
-_row("cumprod", 1, "skeleton", rules.cumulative, {}, {}, lambda np, a: np.cumprod(a, axis=-1, dtype=a.dtype),
+_row("cumprod", 1, "skeleton", rules.cumulative, {}, {}, lambda np, a: memory_numerics.running(np, a, "cumprod"),
      "Running product along the last axis, left to right; integers wrap.", "cumprod", dtypes=NUMERIC)  # fmt: skip
 _row("sort_desc", 1, "skeleton", rules.sort, {}, {}, memory_numerics.sort_desc,
      "Each row of rank 1 or 2 in descending order, ties by lower index, NaN last: values, and u32 indices.", dtypes=NUMERIC,

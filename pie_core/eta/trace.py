@@ -65,7 +65,7 @@ class Trace:
     """
 
     __slots__ = (
-        "_chan_ids", "_chans", "_effects", "_known", "_over", "_pending", "channels", "max_ops", "model", "ops", "params", "rows", "shapes",
+        "_chan_ids", "_chans", "_known", "_over", "_pending", "channels", "effects", "max_ops", "model", "ops", "params", "rows", "shapes",
         "stage", "table", "words",
     )  # fmt: skip
 
@@ -84,7 +84,7 @@ class Trace:
         self.words: list[int] = []
         self.channels: list[Any] = []
         self._chans: list[Chan] = []
-        self._effects: list[int] = []
+        self.effects: list[int] = []
         self._chan_ids: dict[int, int] = {}
         self._pending: dict[int, str] = {}
         self._over = False
@@ -180,7 +180,10 @@ class Trace:
             return self.add("const", (), {"bits": word}, (dtype, ()))
         slot = len(self.params)
         if slot >= MAX_PARAMS:
-            raise TraceError(f"the program has more than {MAX_PARAMS} scalar constants; bring bulk data in through a seeded channel")
+            raise TraceError(
+                f"the program has more than {MAX_PARAMS} scalar constants: loops of Python unroll while tracing, and have to end; bulk "
+                "data enters through a seeded channel"
+            )
         self.params.append(dtype)
         self.words.append(word)
         return self._append("param", (), {"slot": slot}, dtype, ())
@@ -269,12 +272,12 @@ class Trace:
         self._pending[chan] = "value"
         if value.trace is not self:
             raise TraceError("put: a tensor of another trace cannot be used here; carry values in a channel or await them")
-        self._effects.append(len(self.ops))
+        self.effects.append(len(self.ops))
         self._append("put", (value.id,), {"chan": chan}, *value.type)
 
     def _effect(self, name: str, chan: int) -> Tensor:
         cell = self._chans[chan]
-        self._effects.append(len(self.ops))
+        self.effects.append(len(self.ops))
         return self._append(name, (), {"chan": chan}, cell.dtype, cell.shape)
 
     def _touch(self, channel: ChannelLike, verb: str) -> int:
@@ -301,7 +304,7 @@ class Trace:
 
     def finish(self, outs: Sequence[Tensor]) -> Program:
         """The Program that returns `outs`, in canonical order and without what nothing uses."""
-        ops, ids, slots = canonical(self.ops, [t.id for t in outs], self._effects)
+        ops, ids, slots = canonical(self.ops, [t.id for t in outs], self.effects)
         self.words = [self.words[s] for s in slots]
         return Program(self.stage, ops, ids, self._chans, [self.params[s] for s in slots])
 

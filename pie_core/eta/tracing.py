@@ -105,5 +105,7 @@ def _traced(trace: Trace, fn: Callable[[], Any], what: str) -> Traced:
             raise TraceError(f"{what} returned a tensor of another trace; use channels to carry values between passes")
         if elements(out.shape) > MAX_ELEMENTS:
             raise TraceError(f"an output of {elements(out.shape)} elements is over the cap of {MAX_ELEMENTS}")
+    if trace.stage == "epilogue" and not outs and all(trace.ops[i].name == "read" for i in trace.effects):
+        raise TraceError(f"{what} has to return a Tensor or put one into a channel; this one does nothing: is a return missing?")
     program = trace.finish(outs)
     return Traced(program, tuple(trace.words), tuple(trace.channels), single)

@@ -156,7 +156,8 @@ def _check_depth(nodes: Sequence[Node]) -> None:
         moves = node.name == "transpose" or (node.name == "broadcast" and nodes[node.args[0]].shape != ())
         depth.append(max((depth[a] for a in args), default=0) + (moves or OPS[node.name].kind in _DEEP))
         if depth[-1] > MAX_DEPTH:
-            raise _fail(f"op {index} ({node.name}) ends a chain of more than {MAX_DEPTH} ops on memory that depend on each other")
+            chain = f"a chain of more than {MAX_DEPTH} ops on memory that depend on each other"
+            raise _fail(f"op {index} ({node.name}) ends {chain}; split it over several passes")
 
 
 def _chan(value: Any, index: int) -> Chan:

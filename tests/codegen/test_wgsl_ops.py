@@ -115,6 +115,8 @@ for dtype, shape in LONG:
 for shape in ((1,), (63,), (1025,), (3000,), (2, 3, 4, 5), (3, 2000), (300, 3)):
     case(f"f32 {shape}", "cumsum", (("f32", shape),), tame, LOOSE)
     case(f"f32 {shape}", "cumprod", (("f32", shape),), near_one, LOOSE)
+for shape in ((64,), (65,), (2080,), (2081,), (49_152,), (40, 65), (40, 5000)):  # of 65 elements a thread on sums are cut into blocks
+    case(f"equal numbers {shape}", "cumsum", (("f32", shape),), masses(0.1, 0.0), (5e-6, 0.0))
 for name in ("cumsum", "cumprod"):
     for dtype, shape in (("i32", (63,)), ("u32", (3000,)), ("i32", (3, 2000))):
         case(f"{dtype} {shape}", name, ((dtype, shape),))

@@ -394,9 +394,21 @@ def test_outside_of_a_trace_and_across_traces() -> None:
             trace_epilogue(use, MODEL)
 
 
+def test_an_epilogue_that_does_nothing_is_told() -> None:
+    seen = Chan("i32", (4,))
+
+    def forgotten() -> None:
+        F["reduce_argmax"](intrinsics.output(0))
+
+    for fn in (forgotten, lambda: None, lambda: (), lambda: (seen.read(), None)[1]):
+        with pytest.raises(TraceError, match=r"return a Tensor or put one into a channel; .* is a return missing"):
+            trace_epilogue(fn, MODEL)
+    assert trace_epilogue(lambda: (seen.take(), None)[1], MODEL).program.outs == (), "a cell is used up: that is something"
+
+
 def kept_tensor() -> Tensor:
     kept: list[Tensor] = []
-    trace_epilogue(lambda: kept.append(intrinsics.output(0)), MODEL)
+    trace_epilogue(lambda: kept.append(intrinsics.output(0)) or kept[0], MODEL)
     return kept[0]
 
 
@@ -420,7 +432,8 @@ def test_map_stage_keeps_constants_in_the_text() -> None:
 
 def test_canonical_text_is_sorted_json_without_spaces() -> None:
     rng = Chan("u32", (2,), is_counter=True)
-    for fn in (lambda: F["entropy"](intrinsics.output(0)), lambda: F["gumbel_max"](intrinsics.output(1), rng.take()), lambda: None):
+    gumbel = lambda: F["gumbel_max"](intrinsics.output(1), rng.take())  # noqa: E731
+    for fn in (lambda: F["entropy"](intrinsics.output(0)), gumbel, lambda: (rng.take(), None)[1]):
         text = trace_epilogue(fn, MODEL).program.text
         assert json.dumps(json.loads(text), sort_keys=True, separators=(",", ":")) == text
         spaced = Program.parse(json.dumps(json.loads(text), indent=2))

@@ -167,11 +167,12 @@ DOCUMENTED = [  # beginning of a row, the limit as it is written there
     (
         "loop iterations of one GPU thread",
         f"{wgsl_bounds.MAX_TOTAL_ITERATIONS:,} in all its launches, a fourth of what drivers allow a slow GPU; {wgsl.MAX_ITERATIONS:,} in "
-        "one launch: rows of a sort or selection are spread over several, one row of some 900,000 has too many",
+        "one launch: rows of a sort or selection are spread over several, one row of some 900,000, or a scatter of "
+        "some 59,000 indices, has too many",
     ),
     (
         "barriers of an epilogue's code",
-        f"{wgsl_bounds.MAX_BARRIERS}: some 13 sorts, or 60 reductions that depend on each other; all samplers at once take 75",
+        f"{wgsl_bounds.MAX_BARRIERS}: some 20 sorts, or 60 reductions that depend on each other; all samplers at once take 54",
     ),
     ("lines of WGSL", f"{schedule.MAX_LINES:,}"),
     ("scratch of an epilogue", f"{schedule.MAX_SCRATCH_WORDS:,} words; on webgpu also what the device binds at once"),
