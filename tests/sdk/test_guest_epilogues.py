@@ -177,7 +177,7 @@ async def test_mistakes_are_named_at_the_authors_line(guest: Local, host: Script
 ORDER: list[tuple[str, str, str]] = [
     ("fwd.epilogue(lambda: 3)", "TraceError", "returns Tensors, got int"),
     (
-        "kept = []\nfwd.epilogue(lambda: kept.append(iota(2)))\nForwardPass().epilogue(lambda: iota(2) + kept[0])",
+        "kept = []\nfwd.epilogue(lambda: kept.append(iota(2)) or kept[0])\nForwardPass().epilogue(lambda: iota(2) + kept[0])",
         "TraceError",
         "another trace",
     ),

@@ -150,7 +150,7 @@ async def test_passes_without_outputs_are_awaited_apart(guest: Local, host: Scri
 
 GIVEN = {
     "out": "an un-awaited Output (await it first)",
-    "ws.length()": "an un-awaited coroutine (await it first)",
+    "ws.length()": "an un-awaited WorkingSet.length() (await it first)",
     "tensor": "Tensor(%1: i32[]) (return it from the epilogue, and await what epilogue() gave)",
     "None": "None",
     "'s'": "'s'",

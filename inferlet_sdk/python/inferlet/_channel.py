@@ -9,6 +9,7 @@ from pie_core.eta import channel as _in_trace
 from pie_core.eta import is_tracing
 
 from . import _host
+from ._call import Call, Told
 from ._loop import HostFuture
 from ._mailbox import Mailbox
 from ._refusals import COMPARED, USED, refuse
@@ -19,6 +20,7 @@ from .errors import UsageError
 Role = Literal["reader", "writer"]
 _MAX_CAPACITY = 4096
 _MAX_CELL = 1 << 20  # elements
+_TAKE, _READ = Told("Channel.take", "await ch.take()"), Told("Channel.read", "await ch.read()")
 
 
 class Channel:
@@ -89,14 +91,14 @@ class Channel:
         if is_tracing():
             return _in_trace.take(self)
         self._become("reader", "take")
-        return self._taken()
+        return Call(self._taken(), _TAKE)
 
     def read(self) -> Any:
         """As `take`, but the cell stays."""
         if is_tracing():
             return _in_trace.read(self)
         self._become("reader", "read")
-        return self._peeked()
+        return Call(self._peeked(), _READ)
 
     async def _taken(self) -> Any:
         if self._mail is None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from ._call import asks
 from ._signatures import call_hint
 
 _MAX_TEXT = 20_000  # characters of a traceback or message that leave the sandbox
@@ -94,7 +95,10 @@ def _at(line: int | None) -> str:
 def _place(error: BaseException, source: Source) -> tuple[int | None, FrameType | None]:
     """The innermost line of the author's source that the error passed, and the frame that raised it."""
     line, frame = getattr(error, "fields", {}).get("line"), None
-    for frame, lineno in traceback.walk_tb(error.__traceback__):
+    for inner, lineno in traceback.walk_tb(error.__traceback__):
+        if inner.f_code.co_filename == asks.__code__.co_filename:  # wrong arguments of an async function: its caller raised it
+            continue
+        frame = inner
         if frame.f_code.co_filename == source.file:
             line = lineno
     return line, frame

@@ -9,6 +9,7 @@ from typing import Any
 from pie_core.eta import Tensor
 
 from . import _host
+from ._call import asks
 from ._mailbox import Mailbox
 from ._values import MAX_NESTING, _short, json_fault, nested_over
 from .errors import UsageError
@@ -32,6 +33,7 @@ def send(value: Any) -> None:
 _incoming = Mailbox(lambda fid: _host.call("receive", f'{{"f":{fid}}}'))
 
 
+@asks("receive", "await receive()")
 async def receive() -> Any:
     """The next value the client sends to this running inferlet."""
     return await _incoming.get()
@@ -55,6 +57,7 @@ def _write(level: str, text: str) -> None:
     _host.call_with("log", level=level, text=text)
 
 
+@asks("sleep", "await sleep(…)")
 async def sleep(seconds: float) -> None:
     """Let `seconds` pass without using the CPU."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= _MAX_SLEEP:

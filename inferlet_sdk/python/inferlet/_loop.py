@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from . import _host
+from ._call import Call
 from .errors import Deadlock, from_wire
 
 _LONGEST_MS = 86_400_000  # of one host sleep; a timer that is later than this, even at infinity, sleeps again
@@ -196,7 +197,9 @@ class StepLoop(asyncio.AbstractEventLoop):
 
     def create_task(self, coro: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:  # type: ignore[override]
         self.background_tasks += 1
-        if not asyncio.iscoroutine(coro) and hasattr(type(coro), "__await__"):  # an Output; asyncio's own loops take only coroutines
+        if isinstance(coro, Call):
+            coro = coro.native()
+        elif not asyncio.iscoroutine(coro) and hasattr(type(coro), "__await__"):  # an Output; asyncio's own loops take only coroutines
             coro = _awaited(coro)
         return asyncio.Task(coro, loop=self, **options)
 

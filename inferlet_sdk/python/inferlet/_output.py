@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ._loop import loop
@@ -40,7 +40,7 @@ def _watched(self: object, callback: object, *, context: object = None) -> NoRet
     raise UsageError(f"{name}: asyncio.wait takes tasks; give it asyncio.ensure_future(out), or use asyncio.gather or as_completed")
 
 
-def _guarded(cls: type, *uses: dict[str, tuple[str, ...]]) -> None:
+def _guarded(cls: type, *uses: Mapping[str, tuple[str, ...]]) -> None:
     """Make `cls` refuse to be used as its value. Without this `if out == 30` would silently be false, and `if out` true, for ever."""
     refuse(cls, _unawaited, *uses)
     own = {"__eq__": _equals, "__ne__": _differs, "__hash__": object.__hash__, "add_done_callback": _watched}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 Tell = Callable[[object, str], Exception]  # the error for an object, and for what its value was needed
@@ -32,7 +32,7 @@ USED = {
 }
 
 
-def refuse(cls: type, tell: Tell, *uses: dict[str, tuple[str, ...]]) -> None:
+def refuse(cls: type, tell: Tell, *uses: Mapping[str, tuple[str, ...]]) -> None:
     """Make objects of `cls` raise `tell(self, what)` where they are used so."""
 
     def method(what: str) -> Callable[..., NoReturn]:

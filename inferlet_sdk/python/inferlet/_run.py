@@ -19,6 +19,7 @@ from typing import Any
 from pie_core.eta import Model, trace_epilogue
 
 from . import _host, chat, model
+from ._call import take_forgotten
 from ._failure import Source, describe
 from ._io import LogStream
 from ._loop import loop
@@ -42,6 +43,7 @@ def start(request: str) -> str:
         _file = str(fields.get("name") or "inferlet.py")
         sys.stdout, sys.stderr = LogStream("info"), LogStream("error")
         sys.stdin = io.StringIO()
+        take_forgotten()
         random.seed(int.from_bytes(os.urandom(16)))  # the snapshot holds one state for all instances
         model._configure(fields.get("model") or {})
         chat._configure(fields.get("chat") or {})
@@ -131,7 +133,10 @@ def _step() -> str:
     if task.cancelled():
         raise asyncio.CancelledError("main was cancelled")
     error = task.exception()
+    forgotten = take_forgotten()  # before what ends the other tasks: what they drop then does not matter
     _end_background(task)
+    if error is None:
+        error = forgotten
     if error is not None:
         return _failed(error)
     _close_lines()

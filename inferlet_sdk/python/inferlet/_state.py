@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _host
+from ._call import asks
 from ._channel import Channel
 from ._loop import HostFuture
 from ._output import Output
@@ -187,6 +188,7 @@ class WorkingSet:
         else:
             self._edit("discard", n)
 
+    @asks("WorkingSet.save", "await ws.save(…)")
     async def save(self, name: str) -> int:
         """Keep this state under `name` (1 to 100 letters, digits, "_", "-", "."), as it is after what was submitted so far; its tokens.
 
@@ -199,6 +201,7 @@ class WorkingSet:
         return n
 
     @classmethod
+    @asks("WorkingSet.open", "await WorkingSet.open(…)")
     async def open(cls, name: str) -> WorkingSet:
         """A new working set in the state that was saved as `name`. Raises UnknownSavedSet, SavedSetMismatch, SavedSetDamaged,
         OutOfPages."""
@@ -222,6 +225,7 @@ class WorkingSet:
         """
         self._edit("truncate", n)
 
+    @asks("WorkingSet.length", "await ws.length()")
     async def length(self) -> int:
         """Tokens in the frozen prefix and the buffer, after what was submitted so far."""
         self._check("WorkingSet.length")
@@ -230,6 +234,7 @@ class WorkingSet:
         n: int = await HostFuture(fid)
         return n
 
+    @asks("WorkingSet.cached", "await ws.cached()")
     async def cached(self) -> int:
         """How many of its tokens came out of the cache instead of being computed, after what was submitted so far."""
         self._check("WorkingSet.cached")

@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 from pie_core.eta import Tensor
 from pie_core.eta.json_text import MAX_NESTING as _HOST_NESTING
 
+from ._call import Call
 from .errors import UsageError
 
 DTYPES = ("f32", "i32", "u32", "bool")
@@ -146,10 +147,15 @@ def _hint(value: Any) -> str:
     return " (return it from the epilogue, and await what epilogue() gave)" if isinstance(value, Tensor) else ""
 
 
+def type_name(value: Any) -> str:
+    """The name of its type, and of a call what was called."""
+    return f"{value.told.name}()" if isinstance(value, Call) else type(value).__name__
+
+
 def _short(value: Any) -> str:
     """`value` in an error message: short, without addresses, and with what to do first where it is not a value yet."""
     if hasattr(type(value), "__await__"):
-        return f"an un-awaited {type(value).__name__}{_hint(value)}"
+        return f"an un-awaited {type_name(value)}{_hint(value)}"
     if isinstance(value, int) and value.bit_length() > 128:
         return "a huge integer"
     try:
@@ -201,4 +207,4 @@ def json_fault(value: Any, path: str) -> str | None:
             if fault := json_fault(v, f"{path}[{k!r}]"):
                 return fault
         return None
-    return f"{path} is of type {type(value).__name__}{_hint(value)}"
+    return f"{path} is of type {type_name(value)}{_hint(value)}"

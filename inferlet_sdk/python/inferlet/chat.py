@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _host
-from ._values import _hint, _short, is_list
+from ._values import _hint, _short, is_list, type_name
 from .errors import UsageError
 
 _prefix: list[int] = []
@@ -71,7 +71,7 @@ def _turn(what: str, role: Any, content: Any) -> list[int]:
 
 def _kind(value: Any) -> str:
     """The type of what may be a user's words, which an error does not repeat."""
-    return f"of type {type(value).__name__}{_hint(value)}"
+    return f"of type {type_name(value)}{_hint(value)}"
 
 
 def _conversation(what: str, messages: Any, tools: Any, cue: Any) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class NotSubmitted(UsageError):
 
 
 class NotAwaited(UsageError):
-    """An output was used as if it were its value; `await` gives that."""
+    """An output or a call was used as if it were its value, or a call was never awaited; `await` gives the value."""
 
 
 class AlreadySubmitted(UsageError):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, overload
 
 from . import _host
+from ._call import asks
 from ._loop import HostFuture
 from ._values import _short, check_tokens
 from .errors import UsageError
@@ -45,6 +46,7 @@ def token_bytes(ids: Sequence[int] | int) -> list[bytes] | bytes:
     return bytes.fromhex(cells[0]) if single else [bytes.fromhex(c) for c in cells]
 
 
+@asks("model.prewarm", "await model.prewarm(…)")
 async def prewarm(ids: Sequence[int]) -> int:
     """Compute `ids` ahead, as the first tokens of whatever comes: a working set of the same user that begins with them, in this inferlet
     or a later one, goes on from there. How many of them are cached now: those of full pages (`page_tokens`), 0 for less than one and
