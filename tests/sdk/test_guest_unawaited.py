@@ -47,7 +47,7 @@ async def test_an_output_is_not_its_value(guest: Local, host: ScriptedHost, use:
 CHANNEL_USES = [
     "ch == 3", "3 != ch", "ch in [3]", "ch < 3", "not ch", "1 if ch else 2", "ch + 1", "1 + ch", "-ch", "abs(ch)", "round(ch)", "ch | 1",
     "int(ch)", "float(ch)", "range(ch)", "len(ch)", "list(ch)", "3 in ch", "ch[0]", "sum([ch])", "run(lambda: ch + reduce_argmax(x()))",
-    "run(lambda: reduce_argmax(x()) if ch > 2 else 0)",
+    "run(lambda: reduce_argmax(x()) if ch > 2 else 0)", "f'{ch:.2f}'",
 ]  # fmt: skip
 
 

@@ -147,6 +147,11 @@ class Channel:
         if getattr(self, "_declared", False):  # not where it was called with arguments that it does not have
             _host.call("ch.drop", f'{{"ch":{self._id}}}')  # what was submitted goes on
 
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise _untaken(self, f"the format {spec!r}")
+        return repr(self)
+
     def __repr__(self) -> str:
         return f"Channel({self.dtype!r}, {self.shape}, {self.capacity})"
 
