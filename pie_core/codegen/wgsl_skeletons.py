@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from pie_core.codegen.wgsl_folds import ONE_STEP
 from pie_core.codegen.wgsl_loops import BARRIERS
 from pie_core.codegen.wgsl_routines import Routine, Rows, again, fill, key_at, scan
@@ -116,15 +114,13 @@ fn NAME(lid: u32, source: u32, result: u32) {  // each thread a part of the row,
 # Sums of f32, block by block: chains of roundings stay short.
 RUNNING_SERIAL_BLOCKS = """fn NAME(lid: u32, source: u32, result: u32) {  // one row a thread, left to right
   for (var row = lid; row < $rows; row += $wg) {
-    let end = row * $n + $n;
     var run = 0.0;
-    for (var first = row * $n; first < end; first += $block) {
-      var some = 0.0;
-      for (var i = first; i < min(first + $block, end); i += 1u) {
-        some = some + $value;
-        scratch[result + i] = bitcast<u32>(run + some);
-      }
-      run = run + some;
+    var some = 0.0;  // of this block
+    for (var j = 0u; j < $n; j += 1u) {
+      let i = row * $n + j;
+      some = some + $value;
+      scratch[result + i] = bitcast<u32>(run + some);
+      if ((j & $mask) == $mask) { run = run + some; some = 0.0; }
     }
   }
 }"""
@@ -137,19 +133,17 @@ fn NAME(lid: u32, source: u32, result: u32) {  // each thread a part of the row,
     let start = row * $n + min(lid * $part, $n);
     let end = row * $n + min(lid * $part + $part, $n);
     var run = 0.0;
-    for (var first = start; first < end; first += $block) {
-      var some = 0.0;
-      for (var i = first; i < min(first + $block, end); i += 1u) { some = some + $value; }
-      run = run + some;
+    var some = 0.0;  // of this block
+    for (var i = start; i < end; i += 1u) {
+      some = some + $value;
+      if (((i - start) & $mask) == $mask) { run = run + some; some = 0.0; }
     }
-    run = NAME_before(lid, run);
-    for (var first = start; first < end; first += $block) {
-      var some = 0.0;
-      for (var i = first; i < min(first + $block, end); i += 1u) {
-        some = some + $value;
-        scratch[result + i] = bitcast<u32>(run + some);
-      }
-      run = run + some;
+    run = NAME_before(lid, run + some);
+    some = 0.0;
+    for (var i = start; i < end; i += 1u) {
+      some = some + $value;
+      scratch[result + i] = bitcast<u32>(run + some);
+      if (((i - start) & $mask) == $mask) { run = run + some; some = 0.0; }
     }$again
   }
 }"""
@@ -296,20 +290,17 @@ def running(product: bool, source: Rows, workgroup: int) -> Routine:
     together = rows * (1 + 2 * part + workgroup)
     if serial <= together + rows * BARRIERS or (product and dtype == "f32" and n <= SERIAL_PRODUCT):
         if sums and n > SHORT_SUM:
-            block = _block(n)
-            serial = -(-rows // workgroup) * (1 + n + -(-n // block))
-            return Routine(fill(RUNNING_SERIAL_BLOCKS, wg=workgroup, block=block, **values), serial)
+            return Routine(fill(RUNNING_SERIAL_BLOCKS, wg=workgroup, mask=_block(n) - 1, **values), serial)
         return Routine(fill(RUNNING_SERIAL, wg=workgroup, **values), serial)
     values |= {"part": part, "scan": scan("part", dtype, f"{{0}} {join} {{1}}", identity), "again": again(rows)}
     if sums and part > SHORT_SUM:
-        block = _block(part)
-        return Routine(fill(RUNNING_BLOCKS, block=block, **values), together + rows * 2 * -(-part // block))
+        return Routine(fill(RUNNING_BLOCKS, mask=_block(part) - 1, **values), together)
     return Routine(fill(RUNNING, dtype=dtype, **values), together)
 
 
 def _block(n: int) -> int:
-    """Elements of a block, of which n elements have as many as a block has elements."""
-    return math.isqrt(n - 1) + 1
+    """Elements of a block: a power of 2 about the square root of n, so that n has as many blocks."""
+    return 1 << (n.bit_length() // 2)
 
 
 def matmul(a: Rows, b: Rows, workgroup: int) -> Routine:
