@@ -191,7 +191,7 @@ def _skeleton_launches(plan: Schedule, grid: Grid, partials: dict[tuple[str, int
                 body.line(f"// {phase_title(number, Phase((), phase.skeletons))}")
                 launches.append(body)
             body.routines.call(body, skeleton, part)
-            body.line("storageBarrier();")
+            body.meet()
             _check(launches)
     return launches
 

@@ -56,7 +56,7 @@ def reference() -> str:
         "Numeric rules: the largest element is the lowest index on ties and never a NaN; sorting is descending, ties by lower index, NaN "
         "last; indices out of range (negative too) give 0 or are skipped; integers wrap; integer division truncates and gives 0 for "
         "divisor 0. Devices agree bit for bit on integers, bools, random bits and the argmax of equal inputs, on f32 within 1e-5 relative "
-        "(sums: of the sum of the magnitudes); "
+        "(sums: of the sum of the magnitudes; cumprod: or half a unit in the last place a factor); "
         "an f32 result nearer to 0 than 2^-126 may be 0. On one device a row has the same bits alone and in a batch.",
         "",
         "## Ops",

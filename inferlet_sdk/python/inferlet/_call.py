@@ -31,14 +31,14 @@ class Call(Coroutine[Any, Any, T]):
     __hash__ = object.__hash__
 
     def __init__(self, coro: Coroutine[Any, Any, T], told: Told) -> None:
-        self._coro: Any = coro
+        self._coro = coro
         self.told, self._used = told, False
 
-    def __await__(self) -> Generator[Any, Any, T]:
+    def __await__(self) -> Generator[Any, None, T]:
         if self._used:  # a coroutine's own check does not see who awaits it through this object
             raise RuntimeError(f"{self.told.name}: this call was awaited already; await it once, and keep the value")
         self._used = True
-        return self._coro.__await__()  # type: ignore[no-any-return]
+        return self._coro.__await__()
 
     def send(self, value: Any) -> Any:
         self._used = True
@@ -55,8 +55,9 @@ class Call(Coroutine[Any, Any, T]):
     def native(self) -> Coroutine[Any, Any, T]:
         """The coroutine itself, for a task, which would ask this object whether it is true to show itself."""
         self._used = True
-        self._coro.__qualname__ = self.told.name
-        return self._coro  # type: ignore[no-any-return]
+        coro: Any = self._coro
+        coro.__qualname__ = self.told.name
+        return self._coro
 
     def __del__(self) -> None:
         if not self._used:

@@ -147,6 +147,14 @@ class Channel:
         if getattr(self, "_declared", False):  # not where it was called with arguments that it does not have
             _host.call("ch.drop", f'{{"ch":{self._id}}}')  # what was submitted goes on
 
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        """Identity, which containers need; a comparison with anything that is no channel is meant for the value."""
+        if isinstance(other, Channel) or other is None:
+            return self is other
+        raise _untaken(self, "==")
+
     def __format__(self, spec: str) -> str:
         if spec:
             raise _untaken(self, f"the format {spec!r}")
@@ -163,13 +171,4 @@ def _untaken(self: object, what: str) -> UsageError:
     )
 
 
-def _equals(self: Channel, other: object) -> bool:
-    """Identity, which containers need; a comparison with anything that is no channel is meant for the value."""
-    if isinstance(other, Channel) or other is None:
-        return self is other
-    raise _untaken(self, "==")
-
-
 refuse(Channel, _untaken, COMPARED, USED)
-Channel.__eq__ = _equals  # type: ignore[method-assign,assignment]
-Channel.__hash__ = object.__hash__  # type: ignore[method-assign]
